@@ -53,6 +53,23 @@ def test_wide_values_are_consumed_before_the_next_one_is_made():
     assert [order[i] for i in at] == ["sort", "reduce"] * 6
 
 
+def test_results_take_no_scratch_memory():
+    """A large array is read by the step that updates three parameters. That comes before the next
+    large array is made, though its results are larger."""
+    dims = 64, 8, 8
+    x, *given = programs.params(("f32", (8, 8)), *[("f32", dims)] * 4)
+    large = b.sort(b.broadcast(x, dims, (1, 2)), 0, "LT")
+    small = b.reduce(large, programs.zero(), (0,), "add")
+    update = b.sort((large, *given[:2]), 1, "LT")
+    other = b.sort(b.broadcast(b.add(x, small), dims, (1, 2)), 0, "LT")
+    results = [b.sort((other, given[3]), 2, "LT"), update]
+    parts = [b.get_tuple_element(r, i) for r in results for i in range(len(r.elements))]
+    aliases = (0, 4), (1, 3), (2, 1), (3, 2)
+    m = programs.module("updates", parts, [x, *given], aliases)
+    order = list(schedule(m.entry, m.aliases))
+    assert order.index(update) < order.index(other)
+
+
 def test_donated_parameter_is_read_before_it_is_overwritten():
     x, w = programs.params(("f32", (8, 8)), ("f32", (8, 8)))
     new = b.sort(b.add(x, w), 0, "LT")

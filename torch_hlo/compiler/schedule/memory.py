@@ -320,11 +320,11 @@ class _Assigner:
         mine = [b for b in self.buffers if b.fixed is None]
         static = [b for b in mine if isinstance(b.nbytes, int)]
         places, top = self._offsets(static)
-        # among the arrays where that is possible; else behind them, which is where emitters put it
+        # among the arrays where that takes hardly more; else behind them, where emitters put it
         if scratch := self._scratch():
             among, end = self._offsets([*static, *scratch])
-            if end == top:
-                places = among
+            if end <= top + top // 32:
+                places, top = among, end
         for b in static:
             b.slot = Slot("arena", 0, places[b], b.nbytes)
         arena = self._pack_symbolic([b for b in mine if not isinstance(b.nbytes, int)], top)

@@ -1,10 +1,11 @@
 """schedule: the order in which the steps of a computation run, chosen for a small memory peak.
 
-Two orders are made, depth-first from the root and greedy by bytes freed, and the one with the lower
-peak is returned. Both run the readers of a donated parameter before the step that overwrites it,
-when dependencies allow. Collectives run in the order of their channels: other devices may run
-programs that were cut elsewhere, and meet only if everybody keeps the order in which collectives
-were recorded. Calls with effects run in the order of the program, whatever runs them."""
+Three orders are made, depth-first from the root, greedy by bytes freed, and greedy by bytes needed.
+The one with the lowest peak is returned. All run the readers of a donated parameter before the step
+that overwrites it, when dependencies allow. Collectives run in the order of their channels: other
+devices may run programs that were cut elsewhere, and meet only if everybody keeps the order in
+which collectives were recorded. Calls with effects run in the order of the program, whatever runs
+them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def schedule(
     share memory."""
     order = computation.instructions()
     graph = _Graph(computation, order, aliases)
-    candidates = [graph.depth_first(), graph.greedy()]
+    candidates = [graph.depth_first(), graph.greedy(), graph.greedy(careful=True)]
     best = min(candidates, key=graph.peak)
     return [graph.steps[i] for i in graph.started_early(best)]
 
@@ -120,6 +121,17 @@ class _Graph:
                         ]
         self.kept = {number[b] for b in base[computation.root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
+        for result in dict.fromkeys(results):  # those have memory of their own
+            if len(base[result]) == 1 and (at := number.get(base[result][0])) is not None:
+                self.bytes[at] = max(self.bytes[at] - _bytes(result.shape), 0)
+        # which steps may write over what they read, and what products that do need for their sums
+        self.over = [x.get("kind") in ("loop", "row") for x in self.steps]
+        self.sums = [
+            sum(_bytes(y.shape) for y in x["calls"].instructions() if y.op == "dot")
+            if x.get("kind") == "output" and not self.bytes[i]
+            else 0
+            for i, x in enumerate(self.steps)
+        ]
         # what orders steps: data, and channels and effects where those agree with the data
         self.must = self.before
         self.then = self.users
@@ -216,9 +228,9 @@ class _Graph:
                 order.insert(to, order.pop(k))
         return order
 
-    def greedy(self) -> list[int]:
-        """Always the ready step that frees the most (or adds the fewest) bytes; ties in program
-        order."""
+    def greedy(self, careful: bool = False) -> list[int]:
+        """Always the ready step that frees the most (or adds the fewest) bytes; `careful`: the one
+        that needs the fewest while it runs. Ties in program order."""
         n = len(self.steps)
         missing = [len(b) for b in self.must]
         waiting = [len(w) for w in self.wanted]
@@ -228,8 +240,9 @@ class _Graph:
                 wanted_by[j].append(i)
         uses = [len(u) + (i in self.kept) for i, u in enumerate(self.users)]
 
-        def grows(i: int) -> int:
-            return self.bytes[i] - sum(self.bytes[j] for j in self.before[i] if uses[j] == 1)
+        def grows(i: int) -> tuple[int, int]:
+            freed = sum(self.bytes[j] for j in self.before[i] if uses[j] == 1)
+            return careful * (self.bytes[i] + self.sums[i]), self.bytes[i] - freed
 
         ready = [(waiting[i] > 0, grows(i), i) for i in range(n) if not missing[i]]
         heapq.heapify(ready)
@@ -267,7 +280,8 @@ class _Graph:
         live = top = 0
         for i in order:
             live += self.bytes[i]
-            top = max(top, live)
+            given = self.over[i] * sum(self.bytes[j] for j in self.before[i] if uses[j] == 1)
+            top = max(top, live + self.sums[i] - min(given, self.bytes[i]))
             for j in self.before[i]:
                 uses[j] -= 1
                 if not uses[j]:
