@@ -82,21 +82,6 @@ def test_unary(name: str, ways) -> None:
         assert str(short) == str(outcome(getattr(torch.Tensor, name), x))
 
 
-@torch.no_grad()
-def test_product(ways) -> None:
-    values = [torch.arange(n) for n in (2, 3)]
-    values += [torch.ones(2), torch.ones(2, 3), torch.ones(3, 2), torch.ones(1, 3, 2)]
-    for x in (a.to("hlo") for a in values):
-        for y in (b.to("hlo") for b in values):
-            ways.clear()
-            short = outcome(HloTensor.__matmul__, x, y)
-            reshapes = x.dim() > 2 or y.dim() > 2 or (x.dim(), y.dim()) == (1, 2)
-            assert ways[0][1] == reshapes
-            assert reshapes or str(short) == str(outcome(torch.Tensor.__matmul__, x, y))
-    with pytest.raises(TypeError):
-        x @ 2
-
-
 class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))

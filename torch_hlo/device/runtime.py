@@ -94,9 +94,9 @@ def synchronize() -> None:
 # -- arrays
 
 
-def allocate(shape: Shape, job: object = None) -> Buffer:
-    """An uninitialised buffer, which `job` will fill. Raises MemoryError naming the shape."""
-    return _allocate(shape, backend().memory, job)
+def allocate(shape: Shape) -> Buffer:
+    """An uninitialised buffer. Raises MemoryError naming the shape."""
+    return _allocate(shape, backend().memory)
 
 
 def expect_writes(buffers: Sequence[Buffer]) -> None:
@@ -116,9 +116,9 @@ def zeros(shape: Shape) -> Buffer:
     return buffer
 
 
-def _allocate(shape: Shape, memory: Callable[[int], Memory], job: object = None) -> Buffer:
+def _allocate(shape: Shape, memory: Callable[[int], Memory]) -> Buffer:
     try:
-        return Buffer(shape, memory(shape.nbytes), job)
+        return Buffer(shape, memory(shape.nbytes))
     except MemoryError:
         raise MemoryError(
             f"hlo device: no memory for {shape} ({shape.nbytes / 2**20:.1f} MiB);"

@@ -59,8 +59,6 @@ _UNARY: dict[str, OpOverload] = {
         )
     },
 }
-# What `@` calls for tensors of these ranks; of others it reshapes.
-_PRODUCTS = {(1, 1): aten.dot.default, (2, 1): aten.mv.default, (2, 2): aten.mm.default}
 _NUMBERS = frozenset({bool, int, float})
 _grad, _alone = torch.is_grad_enabled, alone
 
@@ -90,16 +88,6 @@ def register(tensor_class: type[torch.Tensor]) -> None:
 
         return operator
 
-    def product(original: Callable) -> Callable:
-        def operator(self: torch.Tensor, other: object) -> object:
-            if not _grad() and type(other) is type(self) is tensor_class and _alone():
-                op = _PRODUCTS.get((self.dim(), other.dim()))
-                if op is not None:
-                    return tensor_class.__torch_dispatch__(op, (), (self, other))
-            return original(self, other)
-
-        return operator
-
     def give(name: str, make: Callable, *ops: OpOverload) -> None:
         original = getattr(torch.Tensor, name)
         operator = make(original, *ops)
@@ -109,6 +97,5 @@ def register(tensor_class: type[torch.Tensor]) -> None:
 
     for name, ops in _BINARY.items():
         give(name, binary, *ops)
-    give("__matmul__", product)
     for name, op in _UNARY.items():
         give(name, unary, op)

@@ -45,8 +45,6 @@ class NativeProgram(CompiledProgram, StreamProgram):
     def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
         super().__init__(executable, profile)
         self.seconds = math.inf
-        given = dict(self.aliases)
-        self._overwrites = [given.get(o, -1) for o in range(len(executable.outputs))]
         self._loaded = loader.load(executable)
         self.streams = self._loaded.callback is None
         self.plain = self.streams and not (executable.symbols or executable.packings)
@@ -74,24 +72,21 @@ class NativeProgram(CompiledProgram, StreamProgram):
         """The memory of executable.packings in this run. Those of what it overwrites are dropped:
         jobs in flight keep theirs."""
         for _, i in self.aliases:
-            if (memory := inputs[i].memory).copies is not None:
-                memory.copies = None
+            inputs[i].memory.copies = None
         return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
 
     def prepare(
         self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
     ) -> Prepared:
         loaded = self._loaded
-        sizes = self.sizes(inputs) if self.executable.symbols else ()
+        sizes = self.sizes(inputs)
         copies = self._copies(inputs)
-        given = [b.memory.address for b in inputs]
-        words = [*sizes, *given]
+        words = [*sizes, *[b.memory.address for b in inputs]]
         first, count = loader.FIXED_WORDS + len(words), len(numbers) // 16
         words += [0] * count
-        words += [
-            given[i] if i >= 0 else b.memory.address for i, b in zip(self._overwrites, outputs)
-        ]
-        block = loaded.block(words + [c.address for c in copies] if copies else words)
+        words += [b.memory.address for b in outputs]
+        words += [c.address for c in copies]
+        block = loaded.block(words)
         if count:
             start = 8 * len(block)
             block.frombytes(numbers)

@@ -206,12 +206,13 @@ def take_effects() -> list[Out]:
 def pending() -> list[Binding]:
     """Live storages with a pending value, in the order in which they became pending: place of the
     value, a number, storage, value, reference to the storage. They stay registered until bound."""
-    found: dict[int, Binding] = {
-        id(storage): (value.place, number, storage, value, reference)
-        for number, reference in enumerate(_session.pending.copy())
-        if (storage := reference()) is not None and type(value := storage.value) is Out
-    }
-    return list(found.values())
+    return [
+        *{
+            id(storage): (value.place, number, storage, value, reference)
+            for number, reference in enumerate(_session.pending.copy())
+            if (storage := reference()) is not None and type(value := storage.value) is Out
+        }.values()
+    ]
 
 
 def pending_storages() -> list[Storage]:

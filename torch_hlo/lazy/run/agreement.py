@@ -108,7 +108,6 @@ class Meeting:
                 Launch(compiled, draft.places),
                 graph.leaves,
                 graph.numbers,
-                len(graph.nodes),
                 draft.where,
             ),
             draft.bindings,

@@ -90,8 +90,8 @@ class DeviceEngine(Engine):
     """The engine that compiles and runs."""
 
     def __init__(self) -> None:
-        self.programs = ProgramCache(self._forget_tapes)
         self.known: dict[tuple, Known] = {}  # steps by their tapes
+        self.programs = ProgramCache(self.known.clear)
         self.in_flight: deque[Run] = deque()  # what may have to be undone
         # The graph that was cut last, until somebody waits or looks: taking it apart takes half as
         # long as starting its program, and while the device computes it costs nothing.
@@ -113,9 +113,6 @@ class DeviceEngine(Engine):
 
     def _take_apart(self, enough: Callable[[], bool]) -> None:
         self.recorded.clear()
-
-    def _forget_tapes(self) -> None:
-        self.known.clear()
 
     def lease(self, storage: Storage) -> Lease:
         return Lease(self, storage)
@@ -261,9 +258,10 @@ class DeviceEngine(Engine):
             if session.current().sharded or config.get("NAN"):
                 return False
             last = known.last
-            if last is None or not last.launch(leaves, numbers, storages, self.in_flight):
-                if not self._run_again(graph, leaves, numbers, storages, places, known):
-                    return False
+            if not (last and last.launch(leaves, numbers, storages, self.in_flight)) and not (
+                self._run_again(graph, leaves, numbers, storages, places, known)
+            ):
+                return False
             metrics.launched(len(graph.nodes))
         return True
 
@@ -556,7 +554,7 @@ class DeviceEngine(Engine):
                 if program is not None:
                     metrics.count("CachedCompile")
                     numbers = [inputs[place]() for place in known.numbers]
-                    return Plan(program, leaves, numbers, known.size, None)
+                    return Plan(program, leaves, numbers, None)
         state = session.current()
         apart = state.journal is not None
         graph, places, dead, aliases = cut(
@@ -574,9 +572,9 @@ class DeviceEngine(Engine):
                 [x.place - base for x in found] for found in (graph.leaves, graph.numbers)
             )
             if not {*leaves, *numbers} - TAPE.inputs.keys():
-                known = self.known.setdefault(key, Known(leaves, numbers, len(graph.nodes)))
+                known = self.known.setdefault(key, Known(leaves, numbers))
                 known.programs[dead] = program
-        return Plan(program, graph.leaves, graph.numbers, len(graph.nodes), where)
+        return Plan(program, graph.leaves, graph.numbers, where)
 
     def _run_again(
         self,
@@ -618,16 +616,17 @@ class DeviceEngine(Engine):
         start: float,
         before: Callable[[], None] = nothing,
     ) -> None:
-        metrics.record("TensorsGraphSize", plan.size, "")
+        size = len(plan.known.compiled.sources)
+        metrics.record("TensorsGraphSize", size, "")
         traced = time.perf_counter()
         launch(plan.known, plan.leaves, plan.numbers, bindings, plan.where, self.in_flight, before)
         self.recorded.append(bindings)
-        self.allowance.step(plan.size)
+        self.allowance.step(size)
         if config.get("LOG") >= 2:
             end = time.perf_counter()
             log.say(
                 2,
-                f"{plan.known.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms,"
+                f"{plan.known.compiled.name}: {size} ops, cut {(traced - start) * 1e3:.2f} ms,"
                 f" submit {(end - traced) * 1e3:.2f} ms",
             )
 

@@ -239,19 +239,6 @@ class _Executor:
                 job.run()
             del job  # no reference while waiting for the next
 
-    def prepare(self, job: Job, entry: int, nbytes: int) -> None:
-        """See `prepare`."""
-        if self.stream is None:
-            self.stream = Stream()
-        with self.lock:
-            if self.arena is not None and self.arena.nbytes < nbytes:
-                drain()  # it is in use
-            if self.arena is None:
-                self.arena = ARENAS.borrow(nbytes)
-            job.block[ARENA] = self.arena.address
-            self.streaming += 1
-            job.number = self.stream.add(entry, job.block)
-
     def release(self) -> None:
         """A job on the stream is done."""
         self.streaming -= 1
@@ -277,13 +264,9 @@ def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
         return False
     in_flight = _session.executor.in_flight
     _forget_done(in_flight)
-    for job in in_flight:
-        if job.number is None:
-            return False
-    return not (
-        _session.executor.failed
-        and any(buffer.job is not None and buffer.job.error is not None for buffer in inputs)
-    )
+    if any(job.number is None for job in in_flight):
+        return False
+    return not (_session.executor.failed and any(b.job and b.job.error for b in inputs))
 
 
 def idle() -> bool:
@@ -303,7 +286,16 @@ def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> 
     job.here = not (
         job.program.seconds >= executor.brief or executor.in_flight or participants.profiled()
     )
-    executor.prepare(job, entry, nbytes)
+    if executor.stream is None:
+        executor.stream = Stream()
+    with executor.lock:
+        if executor.arena is not None and executor.arena.nbytes < nbytes:
+            drain()  # it is in use
+        if executor.arena is None:
+            executor.arena = ARENAS.borrow(nbytes)
+        block[ARENA] = executor.arena.address
+        executor.streaming += 1
+        job.number = executor.stream.add(entry, block)
 
 
 def submit(job: Job) -> None:

@@ -146,23 +146,19 @@ def launch(
             for leaf, sharding in zip(leaves, compiled.program.in_shardings)
         ]
     donated = [(leaves[i], inputs[i]) for _, i in compiled.aliases]
-    if compiled.extra:
-        inputs += compiled.extra
+    inputs += compiled.extra
     if numbers:
         inputs += number_buffers(numbers)
-    job = Job(compiled.name, compiled.program, inputs, (), compiled.aliases)
     if where is None:
         outputs = [
-            Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job)
+            Buffer(s, inputs[i].memory) if i >= 0 else runtime.allocate(s)
             for s, i in zip(compiled.outputs, compiled.overwrites)
         ]
     else:
         outputs = compiled.program.allocate(
             compiled.outputs, {o: inputs[i] for o, i in compiled.aliases}
         )
-        for buffer in outputs:
-            buffer.job = job
-    job.outputs = outputs
+    job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
     arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
     bound = [(b[4], b[3], arrays[place]) for b, place in zip(bindings, places)]
     run = Run(job, bound, donated)
@@ -218,8 +214,7 @@ class Launch:
         compiled = self.compiled
         if not executor.streams(compiled.program, inputs):
             return False
-        memories = [buffer.memory for buffer in inputs]
-        if any([memories[i].readers for i, _ in self._updates]):
+        if any([inputs[i].memory.readers for i, _ in self._updates]):
             return False
         outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
         arrays: list[Array | None] = [None] * len(outputs)
@@ -233,18 +228,14 @@ class Launch:
                 leaf.bounds = None
             else:  # another storage gets the memory: the old array must not see it
                 given.append(leaf)
-                outputs[o] = Buffer(leaf.shape, memories[i])
+                outputs[o] = Buffer(leaf.shape, inputs[i].memory)
                 leaf = Array(leaf.shape, outputs[o])
             arrays[o] = leaf
-        if compiled.extra:
-            inputs = [*inputs, *compiled.extra]
+        inputs = [*inputs, *compiled.extra]
         job = Job(compiled.name, compiled.program, inputs, outputs)
         executor.prepare(job, *compiled.program.prepare(inputs, pack_numbers(numbers), outputs))
 
         def commit() -> None:
-            if not job.here:
-                for buffer in outputs:
-                    buffer.job = job
             _bind(bindings, self.places, arrays)
             for array in given:
                 array.data = None
@@ -321,9 +312,6 @@ class Launch:
         def commit() -> None:
             if run is not None and (not in_flight or in_flight[-1] is not run):
                 in_flight.append(run)
-            if not job.here:
-                for buffer in outputs:
-                    buffer.job = job
             for i, _ in self._updates:
                 leaves[i].bounds = None
             for array, buffer, positions in results:
@@ -416,6 +404,9 @@ def _all_or_nothing(commit: Callable[[], None], job: Job) -> None:
     interrupt = None
     while True:
         try:
+            if not job.here:
+                for buffer in job.outputs:
+                    buffer.job = job
             commit()
             TAPE.restart()
             storage.forget_views()

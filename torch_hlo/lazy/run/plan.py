@@ -21,7 +21,6 @@ class Plan:
     known: Launch
     leaves: Sequence[Array]
     numbers: Sequence[Number]
-    size: int
     where: spmd.Placement | None
 
 
@@ -32,7 +31,6 @@ class Known:
 
     leaves: list[int]
     numbers: list[int]
-    size: int
     programs: dict[Ints, Launch] = field(default_factory=dict)
 
 
