@@ -173,7 +173,7 @@ PREFETCHED_ROW = 1024  # elements of a row that is worth asking for ahead of tim
 STATIC_ELEMENTS = 1024  # elements below which a flat loop has constant bounds and no parallel form
 LOOP_BLOCK = 8192  # elements of a task where rows are few and long
 CHAIN_COST = 40  # operations of a body that alternate, where the processor has no 64-byte vectors
-TILE_COST = 12  # operations of a body that is not worth repeating for every row of a tile
+TILE_COST = 12  # operations of a body that is not worth writing out for every row of a tile
 STASH_LIMIT = 8192  # elements of a row whose expensive values stay on the stack between passes
 STRIDED_ITEMS = 16  # blocks of columns that make a strided reduction worth its short bursts
 

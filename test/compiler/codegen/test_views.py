@@ -167,3 +167,19 @@ def test_sizes_are_rounded_down_as_in_python(n):
         [1.0] * -(-n // 5),
         [1.0] * ((2 - n) % 5 + 1),
     ]
+
+
+@pytest.mark.parametrize("dims", [(64, 96), (40, 70), (3, 40, 35), (2, 5, 16, 33)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_costly_values_of_transposed_arrays_in_tiles(dims, dtype):
+    """The body is written once, in a loop over a tile's rows, which finds transposed blocks on the
+    stack: two arrays, one of them read a second time from elsewhere."""
+    turn = (0, *range(2, len(dims)), 1) if len(dims) > 2 else (1, 0)
+    x, w = parameter(0, dtype, *dims), parameter(1, dtype, *dims)
+    y = instr("transpose", (instr("logistic", (instr("tanh", (x,)),)),), dimensions=turn)
+    moved = instr("reverse", (instr("transpose", (x,), dimensions=turn),), dimensions=(0,))
+    z = instr("transpose", (instr("tanh", (w,)),), dimensions=turn)
+    inputs = [round_to(values("f32", dims) / 50, dtype), round_to(values("f32", dims), dtype)]
+    for root in (y, instr("multiply", (y, z)), instr("add", (y, instr("sine", (moved,))))):
+        rtol = 1e-5 if dtype == "f32" else 2e-2
+        check(module([x, w], root), inputs, rtol, rtol, optimize=True)

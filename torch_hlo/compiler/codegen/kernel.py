@@ -16,13 +16,13 @@ varies: what does not depend on the lane loop is one scalar outside of it, what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from torch_hlo.hlo.ir import Size
 
 from ..llvm import Emit
-from .index import Index, Var, of, variable
+from .index import Index, Var, constant, of, variable
 from .kernel_values import KernelValues, Level
 from .program import Program
 
@@ -166,11 +166,25 @@ class Kernel(KernelValues):
         self._pop(parent)
         self.lane_var = saved
 
-    def tile(self, row: Var, column: Var, body: Callable[[int, Index], None]) -> None:
+    def tile(
+        self, row: Var, column: Var, body: Callable[[Index, Index], None], looped: bool
+    ) -> None:
         """A square tile: `body(number, lane index)` writes row `row + number`, for numbers below
         `lanes`; the lanes start at `column`. Arrays that are contiguous along `row` are loaded in
         blocks and transposed in registers. Both variables are `tile_start`s; tiles may overlap
-        where sizes do not divide, so nothing that is written may be read."""
+        where sizes do not divide, so nothing that is written may be read. `looped`: the body is
+        written once, in a loop over the rows."""
+        every = [constant(n) for n in range(self.lanes)]
+        with self.loop(0, self.lanes, self.lanes) if looped else nullcontext() as number:
+            self._tile_rows(row, column, [number] if number else every, body)
+
+    def _tile_rows(
+        self,
+        row: Var,
+        column: Var,
+        numbers: Sequence[Index],
+        body: Callable[[Index, Index], None],
+    ) -> None:
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), column.extent, parent.depth + 1)
         self._names[var] = self._names[column]
@@ -178,8 +192,8 @@ class Kernel(KernelValues):
         blocks: dict[tuple[str, Index], list[str]] = {}
         self._enter(parent.lines)
         with self._stored_last():
-            for number in range(self.lanes):
-                self._tile = row, number, blocks
+            for number in numbers:
+                self._tile = row, column, number, blocks
                 before = len(parent.lines)
                 body(number, of(var))
                 self.body_lines = max(self.body_lines, len(parent.lines) - before)

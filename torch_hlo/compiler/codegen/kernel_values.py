@@ -75,8 +75,8 @@ class KernelValues:
         self._names: dict[Var, str] = {}
         self._splats: set[str] = set()
         self._pending: list[Callable[[], None]] | None = None
-        # row variable, row number and loaded blocks of a tile
-        self._tile: tuple[Var, int, dict[tuple[str, Index], list[str]]] | None = None
+        # row and column variables, row number and loaded blocks of a tile
+        self._tile: tuple[Var, Var, Index, dict[tuple[str, Index], list[str]]] | None = None
 
     # -- values
     def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
@@ -412,8 +412,9 @@ class KernelValues:
             and mask is None
             and stride is not None
             and dict(index.terms).get(self._tile[0]) == 1
+            and (row := self._tile_row(pointer, storage, index, stride)) is not None
         ):
-            return self._tile_row(pointer, storage, index, stride)
+            return row
         if (
             mask is None
             and self.target.computes_in_vectors
@@ -532,23 +533,38 @@ class KernelValues:
                 picked = self.e.shuffle(storage.memory, picked, block, lanes, order)
         return picked
 
-    def _tile_row(self, pointer: str, storage: Storage, index: Index, stride: Size) -> str:
+    def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
+        """A stack slot of the function."""
+        name = f"%s{self.unit.number()}"
+        self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
+        return name
+
+    def _tile_row(self, pointer: str, storage: Storage, index: Index, stride: Size) -> str | None:
         """One row of a transposed block: `lanes` contiguous loads along the row variable serve all
-        rows of the tile."""
-        assert self._tile is not None
-        _, number, blocks = self._tile
-        start = index - number
+        rows of the tile. They come before a loop over its rows, which finds the block on the stack;
+        None where what is read depends on the row in other ways, too."""
+        assert self._tile is not None and self.lane_var is not None
+        _, column, number, blocks = self._tile
+        kind, lanes = storage.memory, self.lanes
+        start = index - number + (of(column) - of(self.lane_var)) * stride
+        if 0 < number.depth <= start.depth:
+            return None
         found = blocks.get((pointer, start))
         if found is None:
-            t = self.e.typed(storage.memory)
+            e = Emit(lanes, self.levels[number.depth - 1].lines, self.unit)
+            t = e.typed(kind)
             columns = [
-                t.load(self.address(pointer, storage.memory, start + stride * lane))
-                for lane in range(self.lanes)
+                t.load(self.address(pointer, kind, start + stride * n)) for n in range(lanes)
             ]
-            found = blocks[pointer, start] = transposed(
-                self.e.op, storage.memory, self.lanes, columns
-            )
-        return found[number]
+            found = blocks[pointer, start] = transposed(e.op, kind, lanes, columns)
+            if number.depth:
+                slot = self.alloca(kind, lanes * lanes)
+                for n, v in enumerate(found):
+                    t.store(v, self.address(slot, kind, constant(n * lanes)))
+                found[0] = slot
+        if number.depth:
+            return self.e.typed(kind).load(self.address(found[0], kind, number * lanes))
+        return found[fixed(number.const)]
 
     def _offsets(
         self, pointer: str, kind: str, index: Index, stride: Size | None

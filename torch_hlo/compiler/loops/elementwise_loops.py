@@ -268,12 +268,7 @@ def _nest(
 def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:
     """Whether the loop goes through square tiles, transposing what is contiguous along another loop
     in registers."""
-    if (
-        loops.across is None
-        or extents != loops.extents
-        or not 4 <= lanes <= 16
-        or loops.cost > TILE_COST
-    ):
+    if loops.across is None or extents != loops.extents or not 4 <= lanes <= 16:
         return False
     rows = extents[loops.across]
     columns = extents[-1]
@@ -313,11 +308,11 @@ def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, fl
             first = kernel.tile_start(first_tile + tile, rows)
             lane = kernel.tile_start(column, columns)
 
-            def row(number: int, lane: Index) -> None:
+            def row(number: Index, lane: Index) -> None:
                 parts[across] = ix.of(first) + number
                 body(parts)(lane, ())
 
-            kernel.tile(first, lane, row)
+            kernel.tile(first, lane, row, loops.cost > TILE_COST)
     return items, 1, lanes * columns * panel
 
 

@@ -213,7 +213,7 @@ def _combine(
     result size."""
     results = computation.results
     gtes = tuple_users(p.order)
-    partials = len(_partial_arrays(p, emitter)) * (1 + emitter.column_blocks)
+    partials = emitter.partial_count * (1 + emitter.column_blocks)
     calls = []
     for size in dict.fromkeys(results[n].size for n in p.late_outputs):
         numbers = [n for n in p.late_outputs if results[n].size == size]

@@ -17,7 +17,6 @@ from typing import Any
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
-    Dims,
     Instruction,
     Ints,
     Size,
@@ -111,8 +110,13 @@ class RowEmitter:
         self.chunks = Chunks(plan, forms.walk) if plan.style == "partial" else None
         # how many of them, each with partial results
         self.count = self.chunks.count if self.chunks else 0
-        self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
-        self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
+        # number of the first array of each late result's partial ones
+        self.partials: dict[Instruction, int] = {}
+        at = len(self.results)
+        for r in plan.late_reduces:
+            self.partials[r] = at
+            at += len(self.reducers[r].stored_dtypes())
+        self.partial_count = at - len(self.results)
         self.column_blocks = self._needs_column_blocks()
         extra = self.partial_count * (2 if self.column_blocks else 1)
         self.k = forms.row_kernel(plan, computation.params, len(self.results) + extra)
@@ -141,13 +145,6 @@ class RowEmitter:
         ):
             return False
         return not isinstance(c.per, int) or c.per > 2 * ROWS_BLOCK
-
-    def _partial_arrays(self) -> list[tuple[int, Instruction]]:
-        found, n = [], 0
-        for r in self.plan.late_reduces:
-            found.append((n, r))
-            n += len(self.reducers[r].stored_dtypes())
-        return found
 
     @property
     def items(self) -> Size:
@@ -356,9 +353,7 @@ class RowEmitter:
         shifts = {m: k.alloca(kind[r]) for r in sums for m in (plan.online[r].maximum,)}
         for r in sums:
             t = k.level.scalar.typed(kind[r])
-            zero = t.const(0.0)
-            shift = shifts[plan.online[r].maximum]
-            t.store(zero, shift)
+            t.store(t.const(0.0), shifts[plan.online[r].maximum])
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first, end = k.block(b, BLOCK, k.size(length))
             self._walk_block(where, {r: slots[r] for r in firsts}, first, end)
@@ -613,48 +608,38 @@ class RowEmitter:
         current block of rows."""
         return self.k.outputs[self.partials[r] + n + (self.partial_count if block else 0)]
 
-    def _span(self, r: Instruction, kept: Index) -> tuple[Index, Size]:
-        """First element and number of the current item's columns in the partial buffer."""
-        plan = self.plan
-        inside = product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
+    def _each_column(
+        self, r: Instruction, kept: Index, write: Callable[[Index], None], unroll: int = 1
+    ) -> None:
+        """Loop over the current item's columns in the partial buffer."""
+        k, plan = self.k, self.plan
+        count = product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
         whole = product(plan.dims[d] for d in plan.late_kept[r])
-        return combine(((self.chunk, whole), (kept, inside))), inside
+        base = combine(((self.chunk, whole), (kept, count)))
+        end = count if isinstance(count, int) else k.size(count)
+        k.lane_loop(0, end, count, lambda j, _: write(base + j), unroll)
+        k.barrier()
 
     def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
         k = self.k
         reducer = self.reducers[r]
         values = reducer.grouped(reducer.identity(k))
-        base, count = self._span(r, kept)
 
-        def body(j: Index, _: list[str]) -> list[str]:
+        def write(at: Index) -> None:
             for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), values)):
-                k.store(self._pointer(r, n, block), dtype, base + j, k.splat(value, dtype))
-            return []
+                k.store(self._pointer(r, n, block), dtype, at, k.splat(value, dtype))
 
-        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body)
-        k.barrier()
+        self._each_column(r, kept, write)
 
     def _flush_columns(self, r: Instruction, kept: Index) -> None:
         """Add the block's column sums to the chunk's."""
-        k = self.k
-        base, count = self._span(r, kept)
 
-        def body(j: Index, _: list[str]) -> list[str]:
-            self._store_columns(
-                r,
-                base + j,
-                self.reducers[r].combine(
-                    k,
-                    self._load_columns(r, base + j, False),
-                    self._load_columns(r, base + j, True),
-                ),
-                False,
-            )
-            return []
+        def write(at: Index) -> None:
+            both = (self._load_columns(r, at, block) for block in (False, True))
+            self._store_columns(r, at, self.reducers[r].combine(self.k, *both), False)
 
-        k.barrier()
-        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body, 2)
-        k.barrier()
+        self.k.barrier()
+        self._each_column(r, kept, write, 2)
 
     def _load_columns(self, r: Instruction, at: Index, block: bool) -> list[str]:
         found: list[str] = []
@@ -705,8 +690,6 @@ class RowEmitter:
         length = product(self.plan.inner_sizes())
         if not isinstance(length, int) or length > self.forms.stash_limit:
             return
-        inner = [d for d in self.plan.inner]
-        sizes = self.plan.inner_sizes()
         for x in self.plan.stash[:4]:
             storage = STORAGE[x.dtype]
             form = {"float": "f32", "double": "f64"}.get(storage.register)
@@ -717,7 +700,7 @@ class RowEmitter:
             def value(
                 index: tuple[Index, ...], x: Instruction = x, slot: str = slot, form: str = form
             ) -> Value | None:
-                at = self._inner_position(x, index, inner, sizes)
+                at = self._inner_position(x, index)
                 if at is None:
                     return None
                 if self.stashed.setdefault(x, self.current_pass) < self.current_pass:
@@ -728,13 +711,7 @@ class RowEmitter:
 
             self.k.computed[x] = value
 
-    def _inner_position(
-        self,
-        x: Instruction,
-        index: tuple[Index, ...],
-        inner: list[int],
-        sizes: Dims,
-    ) -> Index | None:
+    def _inner_position(self, x: Instruction, index: tuple[Index, ...]) -> Index | None:
         """Position within the current row of a full-size index; None when it is some other
         point."""
         if self.where is None:
@@ -742,4 +719,4 @@ class RowEmitter:
         point = [self.where[d] for d in range(len(self.plan.dims))]
         if regroup(point, self.plan.dims, x.dims) != index:
             return None
-        return linear([self.where[d] for d in inner], sizes)
+        return linear([self.where[d] for d in self.plan.inner], self.plan.inner_sizes())

@@ -39,12 +39,6 @@ class RowKernel(Kernel):
         value = special(index) if special is not None else None
         return super()._compute(x, index) if value is None else value
 
-    def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
-        """A stack slot of the function."""
-        name = f"%s{self.unit.number()}"
-        self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
-        return name
-
     def bind_reduce(
         self,
         x: Instruction,
