@@ -18,9 +18,10 @@ from ..llvm import CpuTarget, Target, host
 
 GLOBAL, SHARED, CONSTANT = 1, 3, 4  # address spaces
 
-# The calling convention of kernels, and the line at which the threads of a group meet.
+# The calling convention of kernels, and the line at which the threads of a group meet (LLVM 20 and
+# 22 have no name for it in common).
 KERNEL = "ptx_kernel"
-BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
+BARRIER = 'call void asm sideeffect "bar.sync 0;", "~{memory}"() convergent'
 
 # The LLVM intrinsics that instruction selection has code for, on scalars and vectors of the types
 # that kernels use: anything else would abort the process. Those in the last line are taken apart
