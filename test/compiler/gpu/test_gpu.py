@@ -51,6 +51,7 @@ def test_vectors_are_16_bytes_and_rows_use_shuffles():
         r"st\.global\.v4\.[bf]32",
         r"shfl\.sync\.bfly",
         r"bar\.sync",
+        r"\.maxntid 256",
     ):
         assert re.search(wanted, text), wanted
     # results do not depend on the order of threads

@@ -49,7 +49,7 @@ class Spaces:
                 )
             elif line.startswith("@"):
                 lines.append(self._variable(line))
-            elif "ptr" in line or "alloca" in line:
+            elif line[:1] != "!" and ("ptr" in line or "alloca" in line):
                 lines.append(_line(line, spaces))
             else:
                 lines.append(line)

@@ -53,7 +53,7 @@ class TensorMap:
 
 
 # type of a parameter that is a TensorMap
-MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
+MAP = "ptr byval([128 x i8]) align 64"
 
 
 @frozen
@@ -274,6 +274,7 @@ class GpuProgram(Program):
             self._kernel_texts.append(
                 kernel_text(
                     self.functions[function],
+                    found,
                     name,
                     g,
                     group is not None,
@@ -363,9 +364,11 @@ def _thread_numbers(threads: int | None) -> list[str]:
     ]
 
 
-def kernel_text(text: str, name: str, g: Group, group: bool) -> str:
+def kernel_text(text: str, number: int, name: str, g: Group, group: bool) -> str:
     """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's
-    item, or the thread's: one each way."""
+    item, or the thread's: one each way. What LLVM shall know of it is metadata of this number,
+    since LLVM 20 overlooks attributes: it would copy maps that it does not know to be constant to
+    the stack of a thread, where the copy engine reads none."""
     threads = g.threads
     head = _HEAD.search(text)
     if head is None:
@@ -380,18 +383,22 @@ def kernel_text(text: str, name: str, g: Group, group: bool) -> str:
     ]
     body = _STACK_SLOT.sub("", body)
     start = _thread_numbers(None if group else threads)
-    attributes = f'#0 "nvvm.maxntid"="{g.threads}"'
-    attributes += f' "nvvm.minctasm"="{g.resident}"' if g.resident else ""
     before = text[: head.start()].replace("@SELF", f"@{name}")
     body = body.rstrip()
     if not body.endswith("}"):
         raise CodegenError(f"kernel {name} has more than one function in its text")
     body = body[:-1].rstrip() + "\nkernel.none:\n  ret void\n}\n"
+    notes = f'!"maxntidx", i32 {threads}'
+    notes += f', !"minctasm", i32 {g.resident}' if g.resident else ""
+    # parameters count from 1
+    if maps := ", ".join(f"i32 {len(params) + 1 - i}" for i in range(len(g.maps))):
+        notes += f', !"grid_constant", !{{{maps}}}'
     signature = ", ".join(["i64 %items", *params])
     return (
-        f"{before}define {KERNEL} void @{name}({signature}) {attributes}"
+        f"{before}define {KERNEL} void @{name}({signature}) #0"
         " {\nkernel.start:\n"
         + "".join(slots)
         + "\n".join(start)
         + body.replace("@SELF", f"@{name}")
+        + f"!{number} = !{{ptr @{name}, {notes}}}\n!nvvm.annotations = !{{!{number}}}"
     )
