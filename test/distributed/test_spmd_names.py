@@ -25,7 +25,8 @@ def test_meshes_and_numbers():
     )
     values = torch.arange(32.0).reshape(4, 8)
     t = xs.mark_sharding(values.to("hlo"), mesh, (1, 0))
-    assert str(sharding_of(t)) == "{[{axis1}, {axis0}]}"
+    order = "mesh['axis0'=2,'axis1'=4], device_ids=(7,6,5,4,3,2,1,0)"
+    assert str(sharding_of(t)) == f"{{{order}, [{{axis1}}, {{axis0}}]}}"
     assert torch.equal((t * 2).cpu(), values * 2)
     with pytest.raises(ShardingError, match="no axis number 2"):
         xs.mark_sharding(t, mesh, (2, None))
