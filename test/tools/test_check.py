@@ -97,7 +97,7 @@ def test_the_cpu_takes_what_is_for_the_device():
 def test_sizes_that_depend_on_values_are_reads():
     with check._Watch(False, 3) as watch:
         x = torch.randn(3, 4).to("hlo")
-        _ = x[x > 0], torch.unique(x), x + 1
+        _ = x[x > 0], torch.unique(x), x + 1, x[torch.tensor([1]).to("hlo")]
     assert [r.rpartition(" ")[2] for r in watch.reads] == ["__getitem__", "unique"]
 
 

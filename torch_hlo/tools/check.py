@@ -96,9 +96,9 @@ class _Watch(TorchFunctionMode):
             kwargs = {key: _on_cpu(value) for key, value in kwargs.items()}
         if name == "backward" and args and args[0].numel() == 1:
             self.losses.append(args[0].detach())
-        before = metrics.samples("InboundData")
+        before = _waits()
         result = func(*args, **kwargs)
-        if metrics.samples("InboundData") > before:
+        if _waits() > before:
             self.reads[f"{log.source()} {name}"] += 1
         return result
 
@@ -109,6 +109,11 @@ class _Watch(TorchFunctionMode):
         self.times.append(time.perf_counter())
         if len(self.times) > self.steps:
             raise _Enough
+
+
+def _waits() -> int:
+    """How many reads had to wait for the device; not of indices that came from the CPU."""
+    return metrics.samples("InboundData") - (metrics.counter_value("IndicesLookedAt") or 0)
 
 
 def _on_cpu(value: Any) -> Any:

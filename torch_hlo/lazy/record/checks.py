@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torch_hlo import config
+from torch_hlo import config, metrics
 from torch_hlo.frozen import frozen
 from torch_hlo.lowering.core import is_pointwise, is_random, looks
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
@@ -331,6 +331,7 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
         if getattr(array.data, "sharding", None) is not None:
             return None
         value = peek(make(tensor._storage.meta, tensor._storage))
+        metrics.count("IndicesLookedAt")
         if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
             array.bounds = (0, -1)
         else:
