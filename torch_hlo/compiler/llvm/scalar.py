@@ -113,12 +113,14 @@ def _has_half(e: Emit) -> bool:
 
 
 def _alone(e: Emit, value: str) -> str:
-    """A float that is rounded by itself. LLVM moves a scalar's `copysign` behind the rounding, and
-    then rounds where the sign came from, too: a double, on x86 by a function that nobody
-    provides."""
-    if e.lanes > 1 or not e.unit.has("avx"):
+    """Floats that are rounded by themselves. LLVM moves a scalar's `copysign` behind the rounding,
+    and then rounds where the sign came from, too: a double, on x86 by a function that nobody
+    provides. It moves a `select` of a constant behind that to bf16, and has no such constants."""
+    if not e.unit.has("avx") or e.lanes > 1 and not e.unit.has("avx512bf16"):
         return value
-    return e.op(f"call float @llvm.arithmetic.fence.f32(float {value})")
+    t = e.typed("float").type
+    kind = f"v{e.lanes}f32" if e.lanes > 1 else "f32"
+    return e.op(f"call {t} @llvm.arithmetic.fence.{kind}({t} {value})")
 
 
 def _bf16(e: Emit, value: str) -> str:
