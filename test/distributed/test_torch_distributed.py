@@ -178,8 +178,8 @@ def test_collectives(backend):
 
 
 def test_training():
-    """Data parallel, sharded parameters, tensor parallel, attention of parts; a second round of training compiles at
-    most the step that finds gradients cleared."""
+    """Data parallel, sharded parameters, tensor parallel, attention of parts; a second round of
+    training compiles at most the step that finds gradients cleared."""
     for out in launch(
         HEADER + DDP + FSDP + TENSOR_PARALLEL + ATTENTION + "dist.destroy_process_group()",
         2,

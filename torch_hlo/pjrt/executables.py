@@ -469,7 +469,10 @@ def _program(args: Any) -> None:
     program = STRUCTURES["Program"].from_address(args.program)
     whole = _python_waits()
     if found.options.partitions == 1 and not whole:
-        raise PluginError("one partition has no shardings", PluginError.UNIMPLEMENTED)
+        raise PluginError(
+            "one partition has no shardings; a program's text is for Python code that asks for it",
+            PluginError.UNIMPLEMENTED,
+        )
     try:
         text = (found.stablehlo if whole else found.outline).encode()
     except WriteError as failure:

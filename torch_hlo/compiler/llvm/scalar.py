@@ -97,7 +97,7 @@ def encode(e: Emit, dtype: str, value: str) -> str:
         return _bf16(e, value)
     if dtype == "f16":
         return (
-            e.cast("fptrunc", _alone(e, value), "float", "half")
+            _rounded(e, value, "half")
             if _has_half(e)
             else e.cast("bitcast", small_float.encode(e, dtype, value), "i16", "half")
         )
@@ -112,22 +112,21 @@ def _has_half(e: Emit) -> bool:
     return e.unit.has("f16c") or e.unit.has("neon")
 
 
-def _alone(e: Emit, value: str) -> str:
-    """Floats that are rounded by themselves. LLVM moves a scalar's `copysign` behind the rounding,
-    and then rounds where the sign came from, too: a double, on x86 by a function that nobody
-    provides. It moves a `select` of a constant behind that to bf16, and has no such constants."""
-    if not e.unit.has("avx") or e.lanes > 1 and not e.unit.has("avx512bf16"):
-        return value
-    t = e.typed("float").type
-    kind = f"v{e.lanes}f32" if e.lanes > 1 else "f32"
-    return e.op(f"call {t} @llvm.arithmetic.fence.{kind}({t} {value})")
+def _rounded(e: Emit, value: str, to: str) -> str:
+    """Floats rounded by themselves. LLVM moves a scalar's `copysign` behind the rounding, and then
+    rounds where the sign came from, too: a double, on x86 by a function that nobody provides. It
+    moves a `select` of a constant behind that of vectors to bf16, and has no such constants."""
+    if e.unit.has("avx") and (e.lanes == 1 or to == "bfloat"):
+        t = e.typed("float").type
+        kind = f"v{e.lanes}f32" if e.lanes > 1 else "f32"
+        value = e.op(f"call {t} @llvm.arithmetic.fence.{kind}({t} {value})")
+    return e.cast("fptrunc", value, "float", to)
 
 
 def _bf16(e: Emit, value: str) -> str:
     """The i16 bits of a float rounded to nearest even."""
     if e.unit.has("avx512bf16") and e.lanes > 1 or e.unit.has("cvt-bf16"):
-        value = e.cast("fptrunc", _alone(e, value), "float", "bfloat")
-        return e.cast("bitcast", value, "bfloat", "i16")
+        return e.cast("bitcast", _rounded(e, value, "bfloat"), "bfloat", "i16")
     t = e.typed("float")
     i = e.typed("i32")
     bits = t.bits(value)
