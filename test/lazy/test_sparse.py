@@ -123,6 +123,7 @@ def test_sums_and_elementwise_products(kind):
         both(torch.sparse.sum, x)
         with torch.no_grad():
             both(lambda x, y: y * x, x, DENSE)
+            both(lambda x: x.coalesce() * x.coalesce(), x)
     with pytest.raises(RuntimeError, match="can't be cast"):
         DENSE.long().to("hlo").add_(x.to("hlo"))
 
@@ -134,6 +135,8 @@ def test_products(kind):
     both(lambda x, y: y.t() @ x.t(), x, OTHER)
     both(lambda x, y: x @ y[:, 0], x, OTHER)
     both(lambda x, y: nn.functional.linear(y.t(), x), x, OTHER)
+    if kind != "csc":
+        both(lambda x: (x @ x.to_dense().t().to_sparse(layout=x.layout)).to_dense(), x)
     bias = torch.ones(3, 5)
     for add in (torch.addmm, torch.sparse.addmm):
         both(lambda b, x, y: add(b, x, y, beta=0.5, alpha=2), bias, x, OTHER)
@@ -250,13 +253,14 @@ def test_captured_step(optimizer):
     "function",
     [
         lambda x: torch.sparse.softmax(x, 1),
-        lambda x: x @ x.t(),
+        lambda x: torch.sparse.sum(x, 1),
+        lambda x: x.index_select(0, torch.tensor([1], device="hlo")),
         lambda x: x.sin(),
         lambda x: torch.cat([x, x]),
         lambda x: x.to_sparse_bsr((1, 1)),
         lambda x: 1 / x,
     ],
-    ids=["softmax", "two matrices", "sin", "cat", "bsr", "divisor"],
+    ids=["softmax", "rows", "selected", "sin", "cat", "bsr", "divisor"],
 )
 def test_refusals(function):
     with pytest.raises(NotImplementedError, match=r"use .to_(dense|sparse_coo)\(\)"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,6 +24,26 @@ def test_spawn_after_use():
     assert queue.get(timeout=120) == [2.0, 4.0]
     process.join(60)
     assert process.exitcode == 0
+
+
+def weighed(queue, layer) -> None:
+    layer.weight.data.mul_(2)
+    queue.put(layer.weight.detach())
+
+
+def test_tensors_are_sent_as_copies():
+    layer = torch.nn.Linear(2, 1, bias=False).to("hlo")
+    sent = layer.weight.tolist()
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=weighed, args=(queue, layer))
+    process.start()
+    came = queue.get(timeout=120)
+    process.join(60)
+    assert came.device.type == "hlo" and came.tolist() == [[2 * x for x in sent[0]]]
+    assert layer.weight.tolist() == sent
+    with pytest.raises(NotImplementedError, match="use torch.distributed"):
+        layer.share_memory()
 
 
 def test_data_loader_workers_after_use():

@@ -174,6 +174,11 @@ def test_nll_loss(ignore, reduction, weighted, spatial):
     check(backward, torch.randn_like(out), x, t, w, reduction, ignore, total)
 
 
+def test_nll_loss_of_no_rows():
+    x, t = torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)
+    check(aten.nll_loss_forward.default, x, t, None, 1, -100)
+
+
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("labels", [[[1, 0, -1, 2], [0, -1, 3, 3], [-1, 1, 1, 1]], [2, 1, -1, 0]])
 def test_labels_end_at_the_first_negative_one(labels, reduction):

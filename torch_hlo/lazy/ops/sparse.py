@@ -346,17 +346,18 @@ def _add(a, b, alpha=1):
     return _compress(_coalesce(both) if x.merged and y.merged else both, a.form)
 
 
-@_rule(aten.sub.Tensor)
-def _sub(a, b, alpha=1):
-    return _add(a, b, -alpha)
+_sub = _rule(aten.sub.Tensor)(lambda a, b, alpha=1: _add(a, b, -alpha))
 
 
 def _scaled(op: Callable) -> Callable:
-    """Product or quotient with a number, or elementwise with a dense tensor."""
+    """Product or quotient with a number, or elementwise with a tensor, of which only a factor may
+    be sparse."""
 
     def function(x: Any, y: Any, _: Any = 1) -> Tensor:
         if not isinstance(x, HloSparse) and op is torch.mul:
             x, y = y, x
+        if op is torch.mul and isinstance(y, HloSparse):
+            y = _to_dense(y)
         if not isinstance(x, HloSparse) or isinstance(y, HloSparse):
             raise NotImplementedError(
                 f"{op.__name__} by a sparse tensor of shape {[*y.shape]} is not there on the hlo"
@@ -404,15 +405,12 @@ _RULES |= {
 # ---- products
 
 
-@_rule(aten.mm.default, aten.mv.default)
+@_rule(aten.mm.default, aten.mv.default, aten._sparse_sparse_matmul.default)
 def _product(a, b):
     if not isinstance(a, HloSparse):
         return _product(_transpose(b, 0, 1), a.t()).t()
     if isinstance(b, HloSparse):
-        raise NotImplementedError(
-            f"the product of two sparse matrices, {[*a.shape]} and {[*b.shape]}, is not there on"
-            " the hlo device: use .to_dense() on the second one"
-        )
+        return _to_sparse(_product(a, _to_dense(b)), layout=a.form)
     if a.dim() != 2 or a.shape[1] != b.shape[0]:
         raise RuntimeError(
             f"mat1 and mat2 shapes cannot be multiplied ({[*a.shape]} and {[*b.shape]})"

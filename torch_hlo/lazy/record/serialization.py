@@ -7,7 +7,9 @@ after loading."""
 
 import collections
 import functools
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from weakref import ref
 
 import torch
@@ -173,6 +175,8 @@ def _complete(save: Callable[..., None]) -> Callable[..., None]:
 def register() -> None:
     """Tell pickle, torch.save and torch.load about the device."""
     HloTensor.__reduce_ex__ = reduce
+    # queues and arguments of processes would send memory that both share: they get a copy
+    ForkingPickler.register(HloTensor, lambda tensor: (pickle.loads, (pickle.dumps(tensor),)))
     HloTensor.set_ = set_storage
     torch.save = torch.serialization.save = _complete(torch.save)
     torch.serialization.register_package(5, location, restore)

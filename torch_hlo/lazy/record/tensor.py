@@ -142,10 +142,13 @@ class HloTensor(Tensor):
         """Nothing to do: an array lives until the programs that read it have run."""
 
     def share_memory_(self):
-        return self  # as for CUDA tensors: nothing to do
+        raise NotImplementedError(
+            f"share_memory_ of a tensor on {PLACE.device}: processes do not share its memory, each"
+            " would train a copy. Share tensors of the CPU, or use torch.distributed"
+        )
 
     def is_shared(self) -> bool:
-        return True
+        return False
 
     def is_pinned(self, device=None) -> bool:
         return False
@@ -365,7 +368,7 @@ class StorageProxy:
         return False
 
     def is_shared(self) -> bool:
-        return True
+        return False
 
     def __eq__(self, other) -> bool:
         return isinstance(other, StorageProxy) and other.storage is self.storage

@@ -225,7 +225,7 @@ def _batching(x: Instruction, indices: Instruction, dim: int) -> Ints | None:
         others
         if others
         and all(indices.dims[d] == x.dims[d] for d in others)
-        and not _is_zero(x.dims[dim])
+        and not any(map(_is_zero, x.dims))
         else None
     )
 
