@@ -167,3 +167,11 @@ def test_training_is_recognized_from_the_third_step_on() -> None:
     train()
     train()
     assert looks(train) == looks(train) == 0
+
+
+def test_a_list_with_a_tensor_twice_is_not_one_of_two_tensors() -> None:
+    x, y, z = (torch.full((4,), float(n)).to("hlo") for n in (1, 2, 4))
+    torch_hlo.sync()
+    total = lambda *xs: sum(torch._foreach_mul(list(xs), 2.0))
+    for given, expected in (((x, x, z), 12), ((x, y, z), 14), ((x, x, z), 12), ((y, x, z), 14)):
+        assert run(total, *given).tolist() == [expected] * 4

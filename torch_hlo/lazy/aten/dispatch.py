@@ -34,7 +34,7 @@ from ..record import (
 from ..record.handlers import BY_ID, MAKERS, Foreign, find
 from . import batch_norm, copies, data_dependent, indexing, judged, mutation, strides, view_ops
 
-_ENTRIES: dict[int, Handler] = {}  # handlers by their op's id, as `entry` made them
+ENTRIES: dict[int, Handler] = {}  # handlers by their op's id, as `entry` made them
 _session = session.current()
 
 
@@ -44,15 +44,23 @@ def handle(
     args: tuple = (),
     kwargs: dict | None = None,
 ):
-    """Record (or run) one op: HloTensor's `__torch_dispatch__`. Raises what PyTorch raises for bad
-    arguments."""
-    return (_ENTRIES.get(id(func)) or entry(func))(args, kwargs or NO_KWARGS)
+    """Record (or run) one op, when it is this thread's turn: HloTensor's `__torch_dispatch__`.
+    Raises what PyTorch raises for bad arguments."""
+    with RECORDING:
+        if _session.tracing is not None:
+            after_traces()
+        if len(_session.pending) >= _session.limit:
+            cut()
+        try:
+            return (ENTRIES.get(id(func)) or entry(func))(args, kwargs or NO_KWARGS)
+        except Foreign:
+            return NotImplemented
 
 
 def entry(op: OpOverload) -> Handler:
     """The handler of an op that arrives from outside."""
-    found = in_turn(find(op))
-    _ENTRIES[id(op)] = found = _counted(op, found) if config.get("COUNT_OPS") else found
+    found = find(op)
+    ENTRIES[id(op)] = found = _counted(op, found) if config.get("COUNT_OPS") else found
     return found
 
 
@@ -66,23 +74,6 @@ def _counted(op: OpOverload, handler: Handler) -> Handler:
         return handler(args, kwargs)
 
     return counting
-
-
-def in_turn(handler: Handler) -> Handler:
-    """A handler that waits for its turn."""
-
-    def alone(args: tuple, kwargs: dict):
-        with RECORDING:
-            if _session.tracing is not None:
-                after_traces()
-            if len(_session.pending) >= _session.limit:
-                cut()
-            try:
-                return handler(args, kwargs)
-            except Foreign:
-                return NotImplemented
-
-    return alone
 
 
 def eager_handle(
@@ -160,7 +151,7 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
         # many of PyTorch's decompositions end in a primitive that is the op itself
         if op in _session.here.decomposing:
             TABLE[op] = BY_ID[id(op)] = on_cpu
-            _ENTRIES.pop(id(op), None)
+            ENTRIES.pop(id(op), None)
             return on_cpu(args, kwargs)
         _session.here.decomposing.add(op)
         try:

@@ -151,13 +151,14 @@ def _here(op: OpOverload, *args, **kwargs):
 def _first(op: OpOverload):
     """What calls `op` for its first result from the kernel of a composite whose arguments are
     tensors of this device. Where nobody else sees the others, no tensors are made of them."""
-    recorded = dispatch.in_turn(recording.recorder(op, random=False, first=True))
+    recorded = recording.recorder(op, random=False, first=True)
+    dispatch.ENTRIES[id(recorded)] = recorded
 
     def call(*args, **kwargs) -> Tensor:
         if not participants.unobserved():
             return op(*args, **kwargs)[0]
         if HloTensor.__torch_dispatch__ is dispatch.handle:
-            return recorded(args, kwargs)
+            return dispatch.handle(recorded, (), args, kwargs)
         return _here(op, *args, **kwargs)[0]
 
     return call

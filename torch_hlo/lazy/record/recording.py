@@ -100,8 +100,7 @@ def operand(a, key: list, words: list[int], lift: bool):
         key.append(a.hex())  # 0.0 == -0.0
         return a
     if kind in _STATIC:
-        key.append(kind)
-        key.append(a)
+        key += (kind, a)
         return a
     if kind is list or kind is tuple:
         return sequence(a, key, words, lift)
@@ -121,8 +120,7 @@ def operand(a, key: list, words: list[int], lift: bool):
         return float(a)
     if isinstance(a, (torch.SymInt, torch.SymBool)):
         raise TypeError(f"the hlo device cannot record the symbolic value {a}")
-    key.append(kind)
-    key.append(a if kind is not complex else repr(a))
+    key += (kind, a if kind is not complex else repr(a))
     return a
 
 
@@ -177,6 +175,8 @@ def operands(
             nodes.append(value)
             place = value.place - base
             words.append(place if place >= 0 else TAPE.put(value))
+        elif kind is list:
+            nodes.append(sequence(a, key, words, arguments.lift[len(nodes)]))
         elif kind is int and _session.varying and arguments.varies(nodes, a):
             number = Number(a, "s64")
             key.append(Number)
