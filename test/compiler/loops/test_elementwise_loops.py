@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -139,3 +140,74 @@ ENTRY main {{
 }}
 """)
     check(m, [np.arange(15).reshape(1, 1, 15).astype(numpy_dtype(dtype))], optimize=True)
+
+
+def llvm(m: Module) -> str:
+    found: list[str] = []
+    wide = target.platform_target("x86_64-linux-gnu", "x86-64-v4")
+    compile_module(
+        m, wide, dump=lambda name, value: found.append(value) if name == "llvm" else None
+    )
+    return "\n".join(found)
+
+
+def apart(text: str) -> list[str]:
+    """Accesses element by element, the masked ones at the ends of loops left out."""
+    calls = [line for line in text.split("\n") if re.search(r"masked\.(gather|scatter)", line)]
+    return [line for line in calls if "splat (i1 true)" in line]
+
+
+TURNS = {
+    "stacked": ("f32[640,1]", "f32[640,3]", "concatenate(x, x, x), dimensions={1}"),
+    "rows to columns": ("f32[50,7,48]", "f32[50,48,7]", "transpose(x), dimensions={0,2,1}"),
+    "pixels": ("bf16[4,3,64,32]", "bf16[4,64,32,3]", "transpose(x), dimensions={0,2,3,1}"),
+    "columns": ("f32[640,8]", "f32[640,1]", "slice(x), slice={[0:640],[3:4]}"),
+    "the last ones": ("f32[641,5]", "f32[640,1]", "slice(x), slice={[1:641],[4:5]}"),
+    "odd lines": ("f32[33,57]", "f32[33,29]", "slice(x), slice={[0:33],[0:57:2]}"),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_elements_that_lie_in_turns(name: str) -> None:
+    """They are loaded and stored in whole vectors."""
+    given, made, expression = TURNS[name]
+    m = hlo(f"""HloModule turns
+ENTRY main {{
+  x = {given} parameter(0)
+  ROOT y = {made} {expression}
+}}
+""")
+    assert not apart(llvm(m))
+    (x,) = m.entry.params
+    numbers = np.arange(x.size, dtype=np.float32).reshape(x.dims) % 200
+    check(m, [numbers], rtol=0, optimize=True)
+
+
+def test_groups_of_columns_are_turned_in_tiles() -> None:
+    """What all channels of a group share does not cut the channels."""
+    m = hlo("""HloModule groups
+ENTRY main {
+  x = f32[2,32,16,5] parameter(0)
+  g = f32[2,4] parameter(1)
+  a = f32[2,4,640] broadcast(g), dimensions={0,1}
+  b = f32[2,32,16,5] reshape(a)
+  c = f32[2,32,16,5] multiply(x, b)
+  ROOT y = f32[2,16,5,32] transpose(c), dimensions={0,2,3,1}
+}
+""")
+    assert not apart(llvm(m))
+    rng = np.random.default_rng(0)
+    inputs = [rng.random(p.dims, np.float32) for p in m.entry.params]
+    check(m, inputs, optimize=True)
+
+
+@pytest.mark.parametrize("rows", [1, 66, 68])
+def test_distances(rows: int) -> None:
+    """Vectors that lie in turns serve several rows."""
+    x, y = (build.parameter(i, Shape("f32", (n, 8))) for i, n in ((0, rows), (1, 37)))
+    dims = (rows, 37, 8)
+    d = build.subtract(build.broadcast(x, dims, (0, 2)), build.broadcast(y, dims, (1, 2)))
+    s = build.reduce(build.multiply(d, d), build.constant(0.0, "f32"), (2,), "add")
+    rng = np.random.default_rng(0)
+    inputs = [rng.random(p.dims, np.float32) for p in (x, y)]
+    check(module([x, y], build.exponential(build.negate(s))), inputs, rtol=1e-5, optimize=True)

@@ -228,9 +228,9 @@ def test_large_results_pass_the_caches(dims, dim, in_place):
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_long_rows_are_summed_below_a_growing_maximum(guarded):
-    """softmax and logsumexp of rows that are walked in blocks: maxima that grow, or are not finite,
-    or first appear late."""
+def test_long_rows_are_summed_below_their_maximum(guarded):
+    """softmax and logsumexp of rows that are walked in blocks: maxima that are not finite, or lie
+    late in their row."""
     rng = np.random.default_rng(0)
     v = rng.standard_normal((12, 20000)).astype(np.float32) * 3
     v[1] = np.linspace(-200, 200, 20000)
@@ -265,7 +265,7 @@ def test_large_results_of_rows_that_start_anywhere():
 
 
 @pytest.mark.parametrize("more", [(0,), (1,), (2,), (0, 1, 2)])
-def test_what_else_is_made_in_the_pass_of_a_growing_maximum(more):
+def test_what_else_is_made_of_long_rows(more):
     """Results with an element per point, per column, and one of all, none of which waits for it."""
 
     def fn(x):

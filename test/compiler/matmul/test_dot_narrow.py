@@ -10,7 +10,7 @@ from test.support import HloTestCase, hlo
 from torch_hlo.compiler.matmul.dot_narrow import dot_narrow
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.hlo.evaluate.evaluate import evaluate
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import build as h, numpy_dtype
 from torch_hlo.hlo.ir.shape import Shape
 
 N, K = 48, 128
@@ -39,6 +39,15 @@ TAKEN = {
         p(0, "f32", 4, 32), h.convert(p(1, "s8", N, 4, 32), "f32"), (1,), (2,), (0,), (1,)
     ),
 }
+FEW = {
+    "columns": lambda: h.dot(p(0, "f32", 40, 3), p(1, "f32", 3, 21), (1,), (0,)),
+    "rows of both": lambda: h.dot(p(0, "bf16", 40, 4), p(1, "bf16", 21, 4), (1,), (1,)),
+    "small matrices": lambda: h.dot(
+        p(0, "f32", 50, 3, 5), p(1, "f32", 50, 5, 2), (2,), (1,), (0,), (0,)
+    ),
+    "turned": lambda: h.dot(p(0, "f32", 3, 50, 2), p(1, "f32", 2, 3, 50), (0,), (1,), (1,), (2,)),
+    "integers": lambda: h.dot(p(0, "s32", 50, 2), p(1, "s32", 2, 2), (1,), (0,)),
+}
 KEPT = {
     "two rows": lambda: h.dot(p(0, "f32", 2, K), h.convert(p(1, "s8", N, K), "f32"), (1,), (1,)),
     "bf16 weights": lambda: h.dot(p(0, "f32", K), h.convert(p(1, "bf16", N, K), "f32"), (0,), (1,)),
@@ -48,11 +57,24 @@ KEPT = {
         (0,),
         (1,),
     ),
-    "small": lambda: h.dot(p(0, "f32", 8), h.convert(p(1, "s8", 8, 8), "f32"), (0,), (1,)),
+    "small": lambda: h.dot(p(0, "f32", 16), h.convert(p(1, "s8", 8, 16), "f32"), (0,), (1,)),
+    "many terms": lambda: h.dot(p(0, "f32", 9, 5), p(1, "f32", 5, 7), (1,), (0,)),
 }
 
 
 class DotNarrow(HloTestCase):
+    def test_few_terms(self):
+        for name, make in FEW.items():
+            with self.subTest(name):
+                m = self.program(make())
+                found = self.check(dot_narrow, m)
+                assert "dot" not in [x.op for x in found.entry.instructions()]
+                x, y = (o.shape for o in m.entry.params)
+                rng = np.random.default_rng(0)
+                given = [rng.integers(-4, 5, s.dims).astype(numpy_dtype(s.dtype)) for s in (x, y)]
+                (a,), (b,) = evaluate(m, given), run(m, given, optimize=True)
+                np.testing.assert_array_equal(a, b)
+
     def test_taken(self):
         for name, make in TAKEN.items():
             with self.subTest(name):

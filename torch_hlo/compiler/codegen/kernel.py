@@ -186,7 +186,8 @@ class Kernel(KernelValues):
         body: Callable[[Index, Index], None],
     ) -> None:
         parent = self.levels[-1]
-        var = variable("loop", (f"%t{self.unit.number()}",), column.extent, parent.depth + 1)
+        lanes = column.extent + self.lanes - 1
+        var = variable("loop", (f"%t{self.unit.number()}",), lanes, parent.depth + 1)
         self._names[var] = self._names[column]
         saved, self.lane_var = self.lane_var, var
         blocks: dict[tuple[str, Index], list[str]] = {}
@@ -210,7 +211,8 @@ class Kernel(KernelValues):
             start = level.scalar.op(
                 f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.lanes})"
             )
-        var = variable("loop", (f"%t{self.unit.number()}",), extent, tile.depth)
+        starts = extent - self.lanes + 1
+        var = variable("loop", (f"%t{self.unit.number()}",), starts, tile.depth)
         self._names[var] = start
         return var
 

@@ -3,19 +3,20 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
 
-from ..llvm import Emit, Target, Unit, literal, scalar, transposed
+from ..llvm import Emit, Target, Unit, apart, in_turns, literal, scalar, transposed
 from ..llvm.scalar import STORAGE, Storage, Value
 from ..thresholds import AHEAD_BYTES, STREAMED_BYTES
 from .block import CodegenError, blame
-from .index import Index, Var, below, combine, constant, linear, of
+from .index import Index, Var, below, combine, constant, exact, linear, of
 from .registry import VALUES
 
 Condition = tuple[Index, Size, Size]  # low <= index < high
-_NEAR = 8  # lanes at most this far apart are loaded as whole vectors
+_TURNS = 16  # elements that lie in turns at most, which are loaded together, or stored
 ZEROS = "@torch_hlo_zeros"  # readable bytes for loads that a guard turns off
 
 
@@ -58,6 +59,7 @@ class KernelValues:
         self.lanes = lanes
         self.leaves = {x: f"%p{i}" for i, x in enumerate(leaves)}
         self.outputs = [f"%p{len(leaves) + i}" for i in range(outputs)]
+        self._rooms = {f"%p{i}": x.size for i, x in enumerate(leaves)}  # elements behind a pointer
         self.sizes: dict[Dim, str] = {}
         self.unit = Unit(target)
         self.target = target
@@ -419,10 +421,12 @@ class KernelValues:
             mask is None
             and self.target.computes_in_vectors
             and isinstance(stride, int)
-            and 2 <= stride <= min(_NEAR, e.lanes)
+            and 2 <= stride <= _TURNS
         ):
-            return self._every(pointer, storage, index, stride)
-        if stride is None and self.target.computes_in_vectors and self._tile is None:
+            return self._strided(pointer, storage, index, stride)
+        # the tiles of a loop start at multiples of `lanes`, or overlap at its end
+        even = self._tile is None or exact(self._tile[1].extent - 1, self.lanes) is not None
+        if stride is None and self.target.computes_in_vectors and even:
             found = self._periodic(pointer, storage, index, mask)
             if found is not None:
                 return found
@@ -506,32 +510,29 @@ class KernelValues:
                 step = math.gcd(step, c) if isinstance(c, int) else 1
         return min(16, itemsize * step)
 
-    def _every(self, pointer: str, storage: Storage, index: Index, stride: int) -> str:
-        """Every `stride`-th element: contiguous loads, the last one ending at the last element,
-        from which shuffles pick."""
-        t = self.e.typed(storage.memory)
-        lanes = self.lanes
-        starts = [
-            *range(0, (stride - 1) * lanes, lanes),
-            (lanes - 1) * stride - lanes + 1,
-        ]
-        blocks = [t.load(self.address(pointer, storage.memory, index + start)) for start in starts]
-        owner = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
-        picked = blocks[0]
-        for number, (block, start) in enumerate(zip(blocks, starts)):
-            if number:
-                order = [
-                    (
-                        lanes + lane * stride - start
-                        if owner[lane] == number
-                        else lane
-                        if number > 1 or owner[lane] > number
-                        else lane * stride
-                    )
-                    for lane in range(lanes)
-                ]
-                picked = self.e.shuffle(storage.memory, picked, block, lanes, order)
-        return picked
+    def _strided(self, pointer: str, storage: Storage, index: Index, stride: int) -> str:
+        """Every `stride`-th element. Those between are loaded, too, and kept for who asks for them
+        next; where the array may end before, the last vector ends at the last element."""
+        turn = index.const % stride if isinstance(index.const, int) else 0
+        if not below(-1, (index - turn).bounds()[0]):
+            turn = 0  # there may be nothing before
+        start = index - turn
+        room = self._rooms.get(pointer, 0) * storage.parts
+        high = start.bounds()[1]
+        less = 0 if below(high + stride, room + 1) else stride - 1 - turn
+        kind = storage.memory
+        key = ("turns", pointer, kind, start, stride, less)
+        found = self.level.cache.get(key)
+        if found is None:
+            t, lanes = self.e.typed(kind), self.lanes
+            at = [n * lanes for n in range(stride)]
+            at[-1] -= less
+            block = [t.load(self.address(pointer, kind, start + n)) for n in at]
+            if less:
+                order = [min(i + less, lanes - 1) for i in range(lanes)]
+                block[-1] = self.e.shuffle(kind, block[-1], "poison", lanes, order)
+            found = self.level.cache[key] = apart(self.e, kind, block)
+        return str(found[turn])
 
     def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
         """A stack slot of the function."""
@@ -641,6 +642,21 @@ class KernelValues:
             reversed_ = e.reversed(kind, value)
             at = self.address(pointer, kind, index - (e.lanes - 1))
             self._later(lambda: t.store(reversed_, at))
+        elif (
+            isinstance(stride, int)
+            and 2 <= stride <= _TURNS
+            and isinstance(index.const, int)
+            and self._pending is not None
+            and self.target.computes_in_vectors
+        ):
+            turn = index.const % stride
+            key = ("stored", pointer, kind, index - turn, stride, mask)
+            found = self.level.cache.get(key)
+            if found is None:
+                found = self.level.cache[key] = {}
+                start = self.address(pointer, kind, index - turn)
+                self._later(partial(_store_turns, e, kind, start, stride, found, mask))
+            found[turn] = value
         else:
             at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
             self._later(lambda: t.scatter(value, at, offsets, offset_kind, mask))
@@ -650,6 +666,26 @@ class KernelValues:
             write()
         else:
             self._pending.append(write)
+
+
+def _store_turns(
+    e: Emit, kind: str, start: str, stride: int, found: dict[int, str], mask: str | None
+) -> None:
+    """Write what is stored at every `stride`-th element from `start` on, by distance from that:
+    together, if those are all elements."""
+    t = e.typed(kind)
+
+    def at(number: int) -> str:
+        return e.op(f"getelementptr {kind}, ptr {start}, i64 {number}") if number else start
+
+    if len(found) < stride:
+        for turn, value in found.items():
+            t.scatter(value, at(turn), e.iota("i32", stride), "i32", mask)
+        return
+    masks = in_turns(e, "i1", [mask] * stride) if mask else [None] * stride
+    vectors = in_turns(e, kind, [found[n] for n in range(stride)])
+    for n, (vector, m) in enumerate(zip(vectors, masks, strict=True)):
+        t.store(vector, at(n * e.lanes), mask=m)
 
 
 def _holds(c: Condition) -> bool:

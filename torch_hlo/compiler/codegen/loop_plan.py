@@ -111,6 +111,9 @@ class Loops:
     moved: frozenset[str]  # of the arrays that are read element by element
     # a loop along which some array is contiguous that is strided along the innermost loop
     across: int | None = None
+    # some array's elements lie in turns along the innermost loop: (at all, and the same for every
+    # turn of the loop around it)
+    turns: tuple[bool, bool] = (False, False)
 
     def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
         """The multi-index over the planned dimensions, from one Index per loop."""
@@ -132,8 +135,10 @@ def plan_loops(
     walk: Callable[[Planner, tuple[Index, ...]], None],
     dims: Sequence[Size],
     leaves: Sequence[Instruction],
+    lanes: int = 1,
 ) -> Loops:
-    """Loops over `dims` for the values that `walk(planner, index)` asks for."""
+    """Loops over `dims` for the values that `walk(planner, index)` asks for. The last dimension
+    stays whole where vectors of so many `lanes` have whole parts of it."""
     split = [[d] for d in dims]
     for _ in range(_MAX_SPLITS):
         variables = [
@@ -150,7 +155,7 @@ def plan_loops(
         planner = Planner(leaves)
         walk(planner, index)
         planner.settle()
-        if not _refine(planner.accesses, variables, split):
+        if not _refine(planner.accesses, variables, split, lanes):
             break
     order = [
         v
@@ -170,10 +175,16 @@ def plan_loops(
         frozenset(planner.dtypes),
         frozenset(planner.moved),
         across,
+        _turns(groups, planner.accesses),
     )
 
 
-def _refine(accesses: Iterable[Index], variables: list[list[Var]], split: list[list[Size]]) -> bool:
+def _refine(
+    accesses: Iterable[Index],
+    variables: list[list[Var]],
+    split: list[list[Size]],
+    lanes: int,
+) -> bool:
     """Split the dimension that some quotient or remainder cuts evenly. False when there is none."""
     for v in sorted(ix.variables(accesses), key=lambda v: v.serial):
         if v.kind not in ("div", "mod"):
@@ -189,6 +200,12 @@ def _refine(accesses: Iterable[Index], variables: list[list[Var]], split: list[l
         var = inner.terms[0][0]
         outer = ix.exact(var.extent, d)
         if outer is None:
+            continue
+        if (
+            var in variables[-1]
+            and ix.exact(lanes, d) is not None
+            and ix.exact(var.extent, lanes) is not None
+        ):
             continue
         for vs, parts in zip(variables, split, strict=True):
             if var in vs:
@@ -234,6 +251,14 @@ def _across(groups: list[list[Var]], accesses: Iterable[Index]) -> int | None:
                 if steps.get(group[-1]) == 1:
                     return number
     return None
+
+
+def _turns(groups: list[list[Var]], accesses: Iterable[Index]) -> tuple[bool, bool]:
+    """See Loops.turns."""
+    found = [dict(i.terms) for i in accesses if groups and i.terms]
+    found = [s for s in found if s.get(groups[-1][-1], 0) not in (0, 1)]
+    around = groups[-2] if len(groups) > 1 else []
+    return bool(found), bool(around) and any(not any(v in s for v in around) for s in found)
 
 
 def stored_bits(dtypes: Iterable[str]) -> int:

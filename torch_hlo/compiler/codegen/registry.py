@@ -204,6 +204,8 @@ VALUES = Table(
             "codegen.views:slice_": "slice",
             "codegen.views:transpose": "transpose",
             "gather.gather_scatter:gather": "gather",
+            "loops.reducer:few": "reduce",
+            "loops.reducer:one_of_few": "get-tuple-element",
             "window.reduce_window:window_value": "reduce-window",
         }
     )

@@ -37,7 +37,7 @@ from torch_hlo.hlo.ir import (
 from ..conv_forms import digits_of, is_planar, sides
 from ..hlo_pass import Pass, hlo_pass
 from ..simplify.reshape_motion import wants_channels_last
-from ..thresholds import FEW_CHANNELS, FEW_PIECES, FEW_TERMS
+from ..thresholds import FEW_CHANNELS, FEW_PIECES
 from .conv_pack import static_dims
 
 
@@ -291,27 +291,6 @@ def patches_product(out: Instruction) -> Instruction | None:
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
 
 
-def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instruction:
-    """[pixels, taps, groups, features] from [pixels, groups, depth] and [depth, taps, groups,
-    features], summed over depth."""
-    depth, *rest = kernel.dims
-    dims = (pixels.dims[0], *rest)
-    if dims[2] == 1 or fixed(depth) > FEW_TERMS:
-        return h.transpose(h.dot(pixels, kernel, (2,), (0,), (1,), (2,), dtype=dtype), (1, 2, 0, 3))
-    wide = "f32" if dtype in ("bf16", "f16") else dtype
-    sums: Instruction | None = None
-    for i in range(fixed(depth)):
-        x = h.reshape(h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)), (dims[0], dims[2]))
-        k = h.reshape(h.slice_(kernel, (i, 0, 0, 0), (i + 1, *rest)), rest)
-        term = h.multiply(
-            h.broadcast(h.convert(x, wide), dims, (0, 2)),
-            h.broadcast(h.convert(k, wide), dims, (1, 2, 3)),
-        )
-        sums = term if sums is None else h.add(sums, term)
-    assert sums is not None
-    return h.convert(sums, dtype)
-
-
 def spread_product(out: Instruction) -> Instruction | None:
     """A convolution in which every element of the result meets at most one tap of its group -> the
     pieces that dot(pixels, kernel) gives, next to each other. So are upsampling by transposed
@@ -357,7 +336,9 @@ def spread_product(out: Instruction) -> Instruction | None:
     )
     kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
     wide = "f32" if met > 1 and out.dtype in ("bf16", "f16") else out.dtype
-    pieces = h.reshape(_products(pixels, kernel, wide), (batch, *sizes, *taps, features))
+    # by group: sums of few terms are no products for kernels, see dot_narrow
+    found = h.dot(pixels, kernel, (2,), (0,), (1,), (2,), dtype=wide)
+    pieces = h.reshape(h.transpose(found, (1, 2, 0, 3)), (batch, *sizes, *taps, features))
     lows = [w.pad_low - t + 1 for w, t in zip(window, taps)]
     found = _summed_pieces(pieces, steps, lows, [wanted[to.index(d)] for d in digits])
     return h.transpose(h.convert(found, out.dtype), [f"b{digits}f".index(c) for c in to])

@@ -4,7 +4,7 @@ machine code of it.
 In: opcodes and register names. Out: IR text, object code. Imports hlo/ir for types only.
 """
 
-from .emit import BITS, Emit, Typed, Unit, literal, transposed
+from .emit import BITS, Emit, Typed, Unit, apart, in_turns, literal, transposed
 from .function import (
     Function,
     Int,

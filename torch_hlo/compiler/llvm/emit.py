@@ -255,6 +255,53 @@ class Emit:
         return self.shuffle(kind, value, "poison", self.lanes, range(self.lanes - 1, -1, -1))
 
 
+def apart(e: Emit, kind: str, block: Sequence[str]) -> list[str]:
+    """Elements that lie in turns in the vectors of `block`, each turn's in a vector of its own."""
+    n = len(block)
+    if n == 1:
+        return list(block)
+    p = _factor(n)
+    found = []
+    for turn in range(p):
+        numbers = [i * p + turn for i in range(e.lanes)]
+        found.append(
+            apart(e, kind, [_picked(e, kind, block[v : v + p], numbers) for v in range(0, n, p)])
+        )
+    return [found[turn % p][turn // p] for turn in range(n)]
+
+
+def in_turns(e: Emit, kind: str, values: Sequence[str]) -> list[str]:
+    """The inverse: the vectors that hold element 0 of every value, then element 1 of every one."""
+    n, lanes = len(values), e.lanes
+    if n == 1:
+        return list(values)
+    p = _factor(n)
+    found = [in_turns(e, kind, values[turn::p]) for turn in range(p)]
+    numbers = [i % p * lanes + i // p for i in range(p * lanes)]
+    return [
+        _picked(e, kind, block, numbers[v : v + lanes])
+        for block in zip(*found, strict=True)
+        for v in range(0, p * lanes, lanes)
+    ]
+
+
+def _factor(n: int) -> int:
+    return next(p for p in range(2, n + 1) if n % p == 0)
+
+
+def _picked(e: Emit, kind: str, block: Sequence[str], numbers: Sequence[int]) -> str:
+    """A vector of elements by their numbers in the whole block."""
+    lanes = e.lanes
+    vector, places = block[0], [n % lanes for n in numbers]
+    for v, other in enumerate(block[1:], 1):
+        places = [
+            n - (v - 1) * lanes if n // lanes == v else at
+            for n, at in zip(numbers, places, strict=True)
+        ]
+        vector, places = e.shuffle(kind, vector, other, lanes, places), list(range(lanes))
+    return vector
+
+
 class Typed:
     """Operations on one scalar kind (`float`, `double`, `i32`…) at the Emit's width. A Python
     number as an operand is its `const`."""

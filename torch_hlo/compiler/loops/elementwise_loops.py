@@ -10,7 +10,8 @@ along the innermost dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 from torch_hlo.frozen import frozen
@@ -49,6 +50,9 @@ from ..thresholds import (
     CHAIN_COST,
     INSTRUCTION_NS,
     LOOP_BLOCK,
+    SHORT,
+    SHORT_COST,
+    SHORT_MOVED,
     STATIC_ELEMENTS,
     STREAM_BYTES,
     TILE_COST,
@@ -60,10 +64,12 @@ _PANEL = 4  # rows of tiles that are walked together
 @frozen
 class Store:
     """What a loop writes: `value` at each index, to the element `at(index)` of the target array
-    (None: the same element)."""
+    (None: the same element). `points`: of the value, for an index of the loop, where they are not
+    one point at that index."""
 
     value: Instruction
     at: Callable[[tuple[Index, ...]], Index] | None = None
+    points: Sequence[Callable[[tuple[Index, ...]], tuple[Index, ...]]] = ()
 
 
 @frozen
@@ -90,22 +96,31 @@ def run_loop(
     space = stores[0].value.shape
     if space.size == 0:
         return
+    numbers = {t: n for n, t in enumerate(dict.fromkeys(targets))}
+    outputs = tuple(numbers[t] for t in targets)
     in_place = any((s.word, s.offset) == (t.word, t.offset) for s in sources for t in targets)
 
     def build() -> LoopKernel:
-        nest: LoopNest = program.emitters["loop nest"](program, stores, leaves, in_place)
+        nest: LoopNest = program.emitters["loop nest"](program, stores, leaves, in_place, outputs)
         return nest.make()
 
-    kernel = build() if key is None else program.once((key, in_place), build)
-    arguments = program.arguments((*sources, *targets), kernel.sizes)
+    kernel = build() if key is None else program.once((key, in_place, outputs), build)
+    arguments = program.arguments((*sources, *numbers), kernel.sizes)
     program.parallel(kernel.name, arguments, kernel.items, kernel.grain, kernel.cost)
 
 
-def _element(store: Store, index: tuple[Index, ...], dims: Dims) -> tuple[tuple[Index, ...], Index]:
-    """Index of the value and element number of its target."""
+def _elements(
+    store: Store, index: tuple[Index, ...], dims: Dims
+) -> Iterator[tuple[tuple[Index, ...], Index]]:
+    """Indices of the value and element numbers of its target."""
     shape = store.value.shape
-    own = index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
-    return own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
+
+    def same(index: tuple[Index, ...]) -> tuple[Index, ...]:
+        return index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
+
+    for point in store.points or (same,):
+        own = point(index)
+        yield own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
 
 
 # what writes a vector at an index of the innermost loop
@@ -123,55 +138,94 @@ class LoopNest:
         stores: Sequence[Store],
         leaves: Sequence[Instruction],
         in_place: bool,
+        outputs: Sequence[int],
+        dims: Dims | None = None,
     ) -> None:
         self.program = program
         self.target = program.target
         self.stores = stores
         self.leaves = leaves
         self.in_place = in_place
-        self.dims = stores[0].value.dims
+        self.outputs = outputs  # number of each store's array
+        self.dims = stores[0].value.dims if dims is None else dims
         self.loops = plan_loops(self._walk, self.dims, leaves)
         self.extents: Dims = self.loops.extents
+        self.short: Dims = ()  # innermost loops that are written out around every vector
 
     def _walk(self, planner: Planner, index: tuple[Index, ...]) -> None:
         for s in self.stores:
-            own, element = _element(s, index, self.dims)
-            planner.value(s.value, own)
-            planner.note(element)
+            for own, element in _elements(s, index, self.dims):
+                planner.value(s.value, own)
+                planner.note(element)
 
     def make(self) -> LoopKernel:
         items, grain, elements = self.write()
         kernel = self.kernel
         name = kernel.define(self.program, _name(self.stores))
         moved = sum(x.itemsize for x in self.leaves)
-        moved += sum(s.value.itemsize for s in self.stores)
-        cost = max(kernel.body_lines * INSTRUCTION_NS / self.lanes, moved * 0.015) * elements
+        moved += sum(s.value.itemsize * max(1, len(s.points)) for s in self.stores)
+        lines = kernel.body_lines / fixed(product(self.short))
+        cost = max(lines * INSTRUCTION_NS / self.lanes, moved * 0.015) * elements
         return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
 
     def write(self) -> tuple[Size, int, float]:
         """Write the loops. Returns the number of items, the grain, and elements per item."""
-        loops = self.loops
-        dtypes = loops.dtypes | {s.value.dtype for s in self.stores}
+        dtypes = self.loops.dtypes | {s.value.dtype for s in self.stores}
         self.lanes = lanes = self.target.lanes(widest_bits(dtypes))
-        last = self.extents[-1] if len(self.extents) > 1 else None
-        if isinstance(last, int) and last * 4 <= lanes:
-            # The innermost loop is too short for vectors: run over all elements, with gathers.
-            self.extents = (product(self.extents),)
+        self._without_short(lanes)
+        loops = self.loops
         # Each operation waits for the one before it, and a core holds less than a whole expression:
         # two vectors in turns, where a loop has them.
         size = self.stores[0].value.size
         heavy = loops.cost > CHAIN_COST
         if heavy and not self.target.masks_stores and size not in range(STATIC_ELEMENTS):
             lanes *= 2
-        self.kernel = kernel = Kernel(self.target, lanes, self.leaves, outputs=len(self.stores))
+        self.kernel = kernel = Kernel(self.target, lanes, self.leaves, 1 + max(self.outputs))
         if self._streams():
             kernel.nontemporal.update(kernel.outputs)
         if self.program.cold:
             kernel.look_ahead()
         if _tiles(loops, self.extents, lanes, self.in_place):
             return _tiled_nest(kernel, loops, self.body)
-        unroll = 1 if heavy else 4 if loops.cost <= 2 else 2
-        return _nest(kernel, self.extents, self.body, unroll, compact=heavy)
+        # what lies in turns is loaded and stored in whole vectors only
+        turns = loops.turns[0] or bool(self.short) or any(s.points for s in self.stores)
+        unroll = 1 if heavy or turns else 4 if loops.cost <= 2 else 2
+        rows = self.extents[-2] if loops.turns[1] and self.extents is loops.extents else 1
+        many = isinstance(rows, int) and rows >= 64
+        fit = [n for n in (2, 4) if many and rows % n == 0 and n * loops.cost <= SHORT_COST]
+        together = max(fit, default=1)
+        items, grain, elements = _nest(
+            kernel, self.extents, self.body, unroll, heavy and not turns, together
+        )
+        return items, grain, elements * fixed(product(self.short))
+
+    def _without_short(self, lanes: int) -> None:
+        """Innermost loops that are too short for vectors: a dimension that was split is turned as a
+        whole, in tiles. Others are written out, and vectors run along the loop around them; where
+        that is short, too, over all elements, with gathers."""
+        loops = self.loops
+        extents = list(loops.extents)
+        if loops.across is not None and isinstance(extents[-1], int) and extents[-1] < lanes:
+            whole = plan_loops(self._walk, self.dims, self.leaves, lanes)
+            if _tiles(whole, whole.extents, lanes, self.in_place):
+                self.loops, self.extents = whole, whole.extents
+                return
+        count = 1
+        while len(extents) > 1:
+            last = extents[-1]
+            most = SHORT_MOVED if loops.across == len(extents) - 2 else SHORT
+            if not isinstance(last, int) or last > most or count * last > SHORT_MOVED:
+                break
+            count *= last
+            extents.pop()
+        if count == 1:
+            return
+        around = extents[-1]
+        if not (isinstance(around, int) and around < lanes or count * loops.cost > SHORT_COST):
+            self.extents = tuple(extents)
+            self.short = loops.extents[len(extents) :]
+        elif fixed(loops.extents[-1]) * 4 <= lanes:
+            self.extents = (product(loops.extents),)
 
     def _streams(self) -> bool:
         """Whether the results are large, and written past the caches."""
@@ -180,7 +234,8 @@ class LoopNest:
         return (
             not self.in_place
             and nbytes >= STREAM_BYTES
-            and all(s.at is None for s in self.stores)
+            and all(s.at is None and not s.points for s in self.stores)
+            and not self.short
             and self._aligned()
         )
 
@@ -197,20 +252,22 @@ class LoopNest:
         """What writes a vector of every result; `parts`: indices of the loops but the innermost."""
 
         def write(lane: Index, carried: Sequence[str]) -> None:
-            index = self._index((*parts, lane))
+            k = self.kernel
             values = []
-            for s in self.stores:
-                own, element = _element(s, index, self.dims)
-                values.append((s, element, self.kernel.value(s.value, own)))
-            for out, (s, element, value) in zip(self.kernel.outputs, values, strict=True):
-                self.kernel.store(out, s.value.dtype, element, value)
+            for inside in itertools.product(*(range(fixed(n)) for n in self.short)):
+                index = self._index((*parts, lane, *map(ix.constant, inside)))
+                for n, s in zip(self.outputs, self.stores, strict=True):
+                    for own, at in _elements(s, index, self.dims):
+                        values.append((k.outputs[n], s.value.dtype, at, k.value(s.value, own)))
+            for stored in values:
+                k.store(*stored)
 
         return write
 
     def _index(self, parts: tuple[Index, ...]) -> tuple[Index, ...]:
         if not self.extents:
             return (ix.ZERO,) * len(self.dims)
-        if self.extents is not self.loops.extents:
+        if len(parts) < len(self.loops.extents):
             parts = ix.delinear(parts[0], self.loops.extents)
         return self.loops.index(parts)
 
@@ -224,8 +281,10 @@ def _nest(
     body: Body,
     unroll: int,
     compact: bool,
+    together: int = 1,
 ) -> tuple[Size, int, float]:
-    """Write the loops. Returns the number of items, the grain, and elements per item."""
+    """Write the loops, several rows `together`. Returns the number of items, the grain, and
+    elements per item."""
     lanes = kernel.lanes
     if not extents:
         kernel.lanes = 1
@@ -259,10 +318,18 @@ def _nest(
                 compact=compact,
             )
         return rows * blocks, 1, LOOP_BLOCK
-    with kernel.loop("%lo", "%hi", rows) as row:
+    items = ix.exact(rows, together)
+    assert items is not None
+    with kernel.loop("%lo", "%hi", items) as item:
         high = last if isinstance(last, int) else kernel.size(last)
-        kernel.lane_loop(0, high, last, body(ix.delinear(row, outer)), unroll, compact=compact)
-    return rows, 1, last if isinstance(last, int) else 1024
+        writes = [body(ix.delinear(item * together + n, outer)) for n in range(together)]
+
+        def write(lane: Index, carried: Sequence[str]) -> None:
+            for each in writes:
+                each(lane, carried)
+
+        kernel.lane_loop(0, high, last, write, unroll, compact=compact)
+    return items, 1, (last if isinstance(last, int) else 1024) * together
 
 
 def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:

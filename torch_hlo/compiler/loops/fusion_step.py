@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
@@ -12,6 +14,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Size,
+    fixed,
     instr,
     parameters_of,
     product,
@@ -20,19 +23,21 @@ from torch_hlo.hlo.ir import (
 )
 
 from ..codegen import CodegenError, Index, Program
-from ..codegen.index import ZERO, delinear, linear
+from ..codegen.index import ZERO, constant, delinear, linear, regroup
 from ..fusion import fusion_table as table
 from ..llvm.scalar import Value
 from ..thresholds import (
     BYTE_NS,
     HEAVY_NS,
     LIGHT_NS,
+    SHORT_COST,
     STREAM_BYTES,
 )
+from .elementwise_loops import Store
 from .reducer import Reducer, fold_pairwise
 from .row import RowEmitter
 from .row_kernel import ReduceValue, RowKernel, tuple_users
-from .row_plan import RowPlan, plan
+from .row_plan import RowPlan, Walk, plan
 from .row_strided import StridedEmitter
 
 
@@ -98,6 +103,8 @@ def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
         return _trivial(program, computation)
     forms = program.emitters["rows"](program.target)
     p = plan(computation, forms.walk)
+    if _folds_alone(p, forms.walk):
+        return _alone(program, computation, p, in_place)
     if p.style == "strided":
         columns = StridedEmitter(forms, computation, p)
         if not in_place:
@@ -119,6 +126,37 @@ def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
     sizes = tuple(n for _, _, n in _partial_arrays(p, rows))
     calls = (main, *_combine(program, computation, p, rows))
     return _Code(calls, sizes * 2 if rows.column_blocks else sizes)
+
+
+def _folds_alone(p: RowPlan, walk: Walk) -> bool:
+    """Whether rows are so short that every lane folds one in registers."""
+    length = product(p.inner_sizes())
+    return (
+        p.style != "partial"
+        and not p.late_outputs
+        and isinstance(length, int)
+        and length <= walk.alone
+        and length * len(p.order) <= SHORT_COST
+    )
+
+
+def _alone(program: Program, computation: Computation, p: RowPlan, in_place: bool) -> _Code:
+    """A loop over the rows: what has an element per point is written at all of a row's."""
+    rows = p.outer_sizes()
+
+    def at(x: Instruction, inside: tuple[int, ...], row: tuple[Index, ...]) -> tuple[Index, ...]:
+        where = dict(zip(p.inner, map(constant, inside))) | dict(zip(p.outer, row, strict=True))
+        return regroup([where[d] for d in range(len(p.dims))], p.dims, x.dims)
+
+    points = list(itertools.product(*(range(fixed(n)) for n in p.inner_sizes())))
+    order = (*p.row_outputs, *p.full_outputs)
+    stores = [
+        Store(x, None, [partial(at, x, i) for i in points] if n in p.full_outputs else ())
+        for n, x in ((n, computation.results[n]) for n in order)
+    ]
+    nest = program.emitters["loop nest"]
+    k = nest(program, stores, computation.params, in_place, range(len(order)), rows).make()
+    return _Code((_Call(k.name, k.sizes, k.items, k.grain, k.cost, order, False),), ())
 
 
 def _main(
@@ -145,40 +183,18 @@ def _trivial(program: Program, computation: Computation) -> _Code:
             " kernel with others"
         )
     sizes = list(dict.fromkeys(r.size for r in results if r.size != 0))
-    gtes = tuple_users(order)
-
-    def bind(k: RowKernel) -> None:
-        for x in order:
-            if x.op == "reduce":
-                k.bind_reduce(x, gtes.get(x, ()), _single(k, x, Reducer(x)))
-
     return _Code(
         tuple(
             _late_kernel(
                 program,
                 computation,
                 [n for n, r in enumerate(results) if r.size == size],
-                bind,
+                None,
             )
             for size in sizes
         ),
         (),
     )
-
-
-def _single(k: RowKernel, x: Instruction, r: Reducer) -> ReduceValue:
-    operand = x.operand.shape
-    kept = [d for d in range(operand.rank) if d not in x["dimensions"]]
-
-    def value(index: tuple[Index, ...]) -> list[Value]:
-        if operand.size == 0:
-            return r.grouped([v for i in r.initials for v in r.initial(k, i)])
-        at = [ZERO] * operand.rank
-        for d, i in zip(kept, index, strict=True):
-            at[d] = i
-        return r.grouped(r.finish(k, r.values(k, lambda o: tuple(at))))
-
-    return value
 
 
 def _cost(p: RowPlan, computation: Computation, items: Size) -> float:

@@ -18,7 +18,7 @@ class GpuLoopNest(LoopNest):
     def write(self) -> tuple[Size, int, float]:
         stored = self.loops.moved | {s.value.dtype for s in self.stores}
         self.lanes = lanes = self.target.lanes(stored_bits(stored))
-        outputs = len(self.stores)
+        outputs = 1 + max(self.outputs)
         if tile.fits(self.loops, lanes, self.in_place):
             self.kernel = tiles = tile.TileKernel(self.target, lanes, self.leaves, outputs)
             return tiles.nest(self.loops, self.body), 1, lanes

@@ -153,11 +153,9 @@ class GpuRowForms(RowForms):
         self.lanes = self.block = 1  # neighbouring threads have neighbouring rows
         # an item is a group of threads, and hundreds keep a device busy
         self.walk = Walk(
-            1,
             (256, 512, 4096),
             column_chunks=2,  # rows of a chunk wait for each other, other chunks' do not
             apart=(),
-            online=False,
             few=512,
             long=8192,
             columns=COLUMNS,

@@ -13,13 +13,14 @@ the initial value enters once at the end; for a reducer that is not one binary o
 value itself must be the identity.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, fixed
 
-from ..codegen import CodegenError, Kernel
-from ..codegen.index import ZERO
+from ..codegen import CodegenError, Kernel, Planner
+from ..codegen.index import ZERO, Index, constant
 from ..codegen.kernel_values import Level
 from ..llvm import Emit, scalar
 from ..llvm.scalar import STORAGE, Value
@@ -186,7 +187,7 @@ class Reducer:
             at += n
         return values
 
-    def values(self, k: Kernel, index_of: Callable[..., Any]) -> list[str]:
+    def values(self, k: Kernel | Planner, index_of: Callable[..., Any]) -> list[str]:
         """The operands' elements; `index_of(instruction)` gives the index."""
         found: list[str] = []
         for o in self.operands:
@@ -221,6 +222,44 @@ class Reducer:
                 )
                 accs = self.combine(k, low, high)
         return k.fold_threads(self, accs)
+
+
+def few(k: Kernel | Planner, x: Instruction, index: tuple[Index, ...]) -> Any:
+    """One result of a reduce of few elements, all of which are folded here; one per operand where
+    there are several."""
+    reducer = Reducer(x)
+    gone = sorted(x["dimensions"])
+    values = []
+    for inside in itertools.product(*(range(fixed(x.operand.dims[d])) for d in gone)):
+        at = list(index)
+        for d, i in zip(gone, inside, strict=True):
+            at.insert(d, constant(i))
+        values.append(reducer.values(k, lambda o, at=at: tuple(at)))
+    if isinstance(k, Planner):
+        for initial in reducer.initials:
+            k.value(initial, ())
+        k.cost += len(values)
+        return "%0"
+    found = joined(k, reducer, values)
+    return found if x.is_tuple else found[0]
+
+
+def one_of_few(k: Kernel | Planner, x: Instruction, index: tuple[Index, ...]) -> Value:
+    """One result of a reduce of few elements of several operands."""
+    if isinstance(k, Planner):
+        return str(few(k, x.operand, index))
+    return k.value(x.operand, index)[x["index"]]
+
+
+def joined(k: Kernel, reducer: Reducer, values: Sequence[list[str]]) -> list[Value]:
+    """Single elements folded, the initial value included."""
+    if not values:
+        return reducer.grouped([v for i in reducer.initials for v in reducer.initial(k, i)])
+    first, *others = values
+    total = first if reducer.op else reducer.combine(k, reducer.identity(k), first)
+    for v in others:
+        total = reducer.combine(k, total, v)
+    return reducer.grouped(reducer.finish(k, total))
 
 
 def _part(e: Emit, kind: str, vector: str, start: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
@@ -37,8 +36,7 @@ from ..codegen.index import (
 )
 from ..fusion import fusion_table as table
 from ..llvm import Emit
-from ..llvm.math import exp
-from ..llvm.scalar import STORAGE, Value, single
+from ..llvm.scalar import STORAGE, Value
 from ..thresholds import PREFETCHED_ROW
 from .reducer import Reducer
 from .row_kernel import RowForms, RowKernel, stream, tuple_users
@@ -237,8 +235,6 @@ class RowEmitter:
             return
         registers = [r for r in late if r in self.slots]
         columns = [r for r in late if r not in self.slots]
-        if any(r in plan.online for r in due):
-            return self._online_pass(where, due, registers, columns, writes)
         in_registers = due + registers
         reducers = [self.reducers[r] for r in in_registers]
         identities = [r.identity(k) for r in reducers]
@@ -331,122 +327,6 @@ class RowEmitter:
             self.gtes.get(x, ()),
             lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)],
         )
-
-    def _online_pass(
-        self,
-        where: dict[int, Index],
-        due: list[Instruction],
-        late: list[Instruction],
-        columns: list[Instruction],
-        writes: list[int],
-    ) -> None:
-        """Maxima, and sums of exponentials of what is left below them, in one pass: each block of
-        the row is walked for the maxima, then, from L1, for the sums, with the maximum so far. What
-        was summed before is scaled when that has grown."""
-        k, plan = self.k, self.plan
-        (last,) = plan.inner
-        length = plan.dims[last]
-        sums = [r for r in due if r in plan.online]
-        firsts = [r for r in due if r not in plan.online]
-        slots = {r: self._new_slots(self.reducers[r], self.reducers[r].identity(k)) for r in due}
-        kind = {r: self.reducers[r].kinds[0] for r in sums}
-        shifts = {m: k.alloca(kind[r]) for r in sums for m in (plan.online[r].maximum,)}
-        for r in sums:
-            t = k.level.scalar.typed(kind[r])
-            t.store(t.const(0.0), shifts[plan.online[r].maximum])
-        with k.loop("0", k.size(length), length, BLOCK) as b:
-            first, end = k.block(b, BLOCK, k.size(length))
-            self._walk_block(where, {r: slots[r] for r in firsts}, first, end)
-            for m in shifts:
-                scaled = [r for r in sums if plan.online[r].maximum is m]
-                self._grow(m, slots, shifts[m], scaled)
-            for r in sums:
-                shift = shifts[plan.online[r].maximum]
-                e = plan.online[r].exponential
-                k.computed[e] = partial(self._shifted, e, shift)
-            second = {r: slots[r] for r in sums} | {r: self.slots[r] for r in late}
-            self._walk_block(where, second, first, end, BLOCK, columns, writes)
-            for r in sums:
-                del k.computed[plan.online[r].exponential]
-        for r in firsts:
-            self._bind(r, self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])))
-        row = [where[d] for d in plan.outer]
-        sizes = plan.outer_sizes()
-        for r in sums:
-            # The shift asked for differs from ours where the maximum is not finite.
-            online = plan.online[r]
-            t = k.level.scalar.typed(kind[r])
-            wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.dims)))
-            used = t.load(shifts[online.maximum])
-            (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
-            self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
-
-    def _walk_block(
-        self,
-        where: dict[int, Index],
-        slots: dict[Instruction, list[str]],
-        first: str,
-        end: str,
-        ahead: Size = 0,
-        columns: Sequence[Instruction] = (),
-        writes: Sequence[int] = (),
-    ) -> None:
-        """Reduce elements [first, end) of a row into `slots`, asking for those `ahead`."""
-        k, plan = self.k, self.plan
-        (last,) = plan.inner
-        reducers = [self.reducers[r] for r in slots]
-        carry = [(t, v) for r in reducers for t, v in zip(r.kinds, r.identity(k), strict=True)]
-
-        def body(j: Index, carried: list[str]) -> list[str]:
-            point = {**where, last: j}
-            following = self._point(point, reducers, carried, columns, writes)
-            if ahead:
-                at = linear([point[d] for d in range(len(plan.dims))], plan.dims)
-                self._prefetch(at, ahead)
-            return following
-
-        copies = k.lane_loop(first, end, plan.dims[last], body, self.unroll, carry)
-        for r, accs in zip(slots, self._split(reducers, [list(c) for c in copies])):
-            self._into(self.reducers[r], slots[r], accs)
-
-    def _grow(
-        self,
-        m: Instruction,
-        slots: dict[Instruction, list[str]],
-        shift: str,
-        sums: list[Instruction],
-    ) -> None:
-        """After a block's maximum: the new shift, 0 unless the maximum is finite, and the sums so
-        far scaled to it."""
-        k = self.k
-        reducer = self.reducers[m]
-        (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
-        t = k.level.scalar.typed(reducer.kinds[0])
-        new = t.select(t.cmp("olt", t.abs(best), float("inf")), best, 0.0)
-        old = t.load(shift)
-        # Sums so far are 0 when there was no finite maximum, and lost when there is one no more:
-        # the factor only has to be finite.
-        change = t.sub(old, new)
-        factor = exp(t, t.select(t.cmp("olt", change, 0.0), change, 0.0))
-        t.store(new, shift)
-        wide = Emit(k.lanes, k.level.lines, k.unit)
-        for r in sums:
-            (slot,) = slots[r]
-            kind = self.reducers[r].kinds[0]
-            v = wide.op(f"load {self._type(kind)}, ptr {slot}")
-            wide.do(
-                f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr"
-                f" {slot}"
-            )
-
-    def _shifted(self, e: Instruction, shift: str, index: tuple[Index, ...]) -> Value:
-        """exp(x - shift) with the shift of the current block."""
-        k = self.k
-        minuend = e.operand.operand
-        t = k.e.typed(STORAGE[e.dtype].register)
-        own = k.levels[-2].scalar.typed(t.kind).load(shift)
-        value = single(k.value(minuend, regroup(index, e.dims, minuend.dims)))
-        return exp(t, t.sub(value, k.e.splat(t.kind, own)))
 
     @contextmanager
     def _in_blocks(

@@ -9,7 +9,7 @@ from torch_hlo.hlo.ir import Instruction, Size, Users, fixed
 from ..codegen import Index, Kernel
 from ..llvm import Target
 from ..llvm.scalar import Value
-from ..thresholds import STASH_LIMIT
+from ..thresholds import SHORT_REDUCED, STASH_LIMIT
 from .row_plan import RowPlan, Walk
 
 # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
@@ -94,7 +94,7 @@ class RowForms:
         self.target = target
         self.lanes = target.lanes(32)
         self.block = self.lanes * BLOCK_VECTORS
-        self.walk = Walk(self.lanes)
+        self.walk = Walk(alone=SHORT_REDUCED)
 
     def neighbours(self, moved: bool) -> int:
         """How many rows across memory fill an item. `moved`: what is cut or moved has rows that are

@@ -29,51 +29,27 @@ from ..fusion.fusion_table import HEAVY, Intervals
 from ..thresholds import STRIDED_ITEMS
 
 STRIDED_LENGTH = 2048
-# rows up to this length are one lane each: a vector along them would be mostly empty, and folding
-# its lanes the most work
-SHORT_ROW = 16
-# the same where a result has an element per point, which lanes write apart from each other
-SHORTER_ROW = 8
-FEW_ROWS, MANY_ROWS = (
-    16,
-    256,
-)  # neighbouring rows that shorter ones take, and short ones
-# elements of a row for which saving a pass is worth more than keeping its exponentials between
-# passes
-LONG_ROW = 8192
+SHORT_ROW = 16  # elements of a row that is not worth vectors of its own
 
 
 @frozen
 class Walk:
     """What plans depend on: how a target walks rows.
 
-    `lanes`: of the vectors that they are written in. `chunks` of rows with partial results: (at
-    most, items in all, points that make one worth it); `column_chunks` times as many where there is
-    a result per column. `apart`: opcodes that work on whole
-    dimensions. `online`: maximum and sum may share a pass. `few`, `long`: fewer rows than this,
-    each longer, are cut where only their folds are wanted. `columns`: rows across memory that are
-    worth their short bursts.
+    `chunks` of rows with partial results: (at most, items in all, points that make one worth it);
+    `column_chunks` times as many where there is a result per column. `apart`: opcodes that work on
+    whole dimensions. `few`, `long`: fewer rows than this, each longer, are cut where only their
+    folds are wanted. `columns`: rows across memory that are worth their short bursts. `alone`:
+    elements of a row up to which each lane folds one by itself.
     """
 
-    lanes: int = 1
     chunks: tuple[int, int, int] = (32, 64, 16384)
     column_chunks: int = 1
     apart: Collection[str] = table.MOVES
-    online: bool = True
     few: int = 0
     long: int = 0
     columns: int = STRIDED_ITEMS * 64
-
-
-@frozen
-class Online:
-    """A sum of `exponential`, which is exp(x - shift), where `shift` is `maximum`, the row's
-    largest x, or a choice between that and something else. It can be taken block by block with the
-    maximum so far and scaled when that grows (Milakov and Gimelshein, 2018)."""
-
-    maximum: Instruction
-    exponential: Instruction
-    shift: Instruction
+    alone: int = 0
 
 
 @dataclass(slots=True)
@@ -98,8 +74,6 @@ class RowPlan:
     late_outputs: list[int] = field(default_factory=list)
     # expensive values that several passes need
     stash: list[Instruction] = field(default_factory=list)
-    # sums taken in the pass of the maximum that they need
-    online: dict[Instruction, Online] = field(default_factory=dict)
     order: list[Instruction] = field(default_factory=list)
 
     def outer_sizes(self) -> Dims:
@@ -138,23 +112,7 @@ def plan(computation: Computation, walk: Walk) -> RowPlan:
     )
     p.late_kept = {r: _positions(dims, kept[r]) for r in late}
     _divide(p, rows)
-    if (
-        p.style == "rows"
-        and walk.lanes > 1
-        and _is_short(p.inner_sizes(), p.outer_sizes(), any(map(is_full, results)))
-    ):
-        p.style = "strided"
     _levels(p, is_full)
-    length = product(p.inner_sizes())
-    if (
-        walk.online
-        and p.passes > 1
-        and p.style != "strided"
-        and len(p.inner) == 1
-        and isinstance(length, int)
-        and length > LONG_ROW
-    ):
-        _take_online(p, is_full)
     _sort_results(p, results, rows, deps, is_full)
     return p
 
@@ -181,16 +139,6 @@ def _sort_results(
             p.late_outputs.append(k)
         else:
             p.row_outputs.append(k)
-
-
-def _is_short(row: Dims, rows: Dims, written: bool) -> bool:
-    """Whether neighbouring rows are lanes. `written`: a result has an element per point."""
-    length = product(row)
-    if not isinstance(length, int) or length > (SHORTER_ROW if written else SHORT_ROW) or not rows:
-        return False
-    return isinstance(rows[-1], int) and rows[-1] >= (
-        FEW_ROWS if length <= SHORTER_ROW else MANY_ROWS
-    )
 
 
 def _dependencies(
@@ -341,55 +289,12 @@ def _divide(p: RowPlan, rows: Intervals | None) -> None:
     p.outer = tuple([d for d in outer if d in kept] + [d for d in outer if d not in kept])
 
 
-def _take_online(p: RowPlan, is_full: Callable[[Instruction], bool]) -> None:
-    """Find the sums that can be taken online; they are, if that saves a pass."""
-    before, p.stash = p.passes, []
-    p.online = {r: found for r in p.row_reduces if (found := _online(p, r)) is not None}
-    _levels(p, is_full)
-    if p.passes == before:
-        p.online, p.stash = {}, []
-        _levels(p, is_full)
-
-
-def _online(p: RowPlan, r: Instruction) -> Online | None:
-    if r.is_tuple or r["to_apply"].root.op != "add" or r.operand.dtype not in ("f32", "f64"):
-        return None
-    e = r.operand
-    if e.op == "multiply":  # by something that does not wait for the maximum
-        e, other = sorted(e.operands, key=lambda o: o.op != "exponential")
-        if p.level[other]:
-            return None
-    if e.op != "exponential" or e.operand.op != "subtract":
-        return None
-    x, shift = (_without_reshapes(o) for o in e.operand.operands)
-    if shift.op != "broadcast":
-        return None
-    shift = _without_reshapes(shift.operand)
-    for m in shift.operands[1:] if shift.op == "select" else (shift,):
-        m = _without_reshapes(m)
-        if (
-            m in p.row_reduces
-            and not m.is_tuple
-            and m["to_apply"].root.op == "maximum"
-            and _without_reshapes(m.operand) is x
-            and p.level[m] == 1
-        ):
-            return Online(m, e, shift)
-    return None
-
-
-def _without_reshapes(x: Instruction) -> Instruction:
-    while x.op == "reshape":
-        x = x.operand
-    return x
-
-
 def _levels(p: RowPlan, is_full: Callable[..., Any]) -> None:
     row_set = set(p.row_reduces)
     level = p.level
     for x in p.order:
         at = max((level[o] for o in x.operands), default=0)
-        level[x] = at + 1 if x in row_set and x not in p.online else at
+        level[x] = at + 1 if x in row_set else at
     p.passes = 1 + max(
         (
             level[x] - (x in row_set)

@@ -59,9 +59,7 @@ class StridedEmitter:
 
     def stream(self, nbytes: int) -> None:
         """Write results past the caches when they are larger than this together."""
-        # lanes are no neighbours
-        short = self.plan.inner and self.plan.inner[-1] == len(self.plan.dims) - 1
-        if not short and isinstance(self.width, int) and self.width % self.k.lanes == 0:
+        if isinstance(self.width, int) and self.width % self.k.lanes == 0:
             stream(self.k, self.plan, self.results, nbytes)
 
     def _split(self, wanted: int) -> tuple[Ints, Ints]:

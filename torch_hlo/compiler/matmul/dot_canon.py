@@ -20,7 +20,7 @@ from dataclasses import replace as with_fields
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Module, Pairs, build as h, op, rewrite, rules
+from torch_hlo.hlo.ir import Dims, Instruction, Module, Pairs, build as h, op, rewrite, rules
 
 from ..hlo_pass import hlo_pass
 
@@ -112,20 +112,7 @@ def outer_product(out: Instruction) -> Instruction | None:
     d = parts(out)
     if d.contract or out.kind == "p":
         return None
-    n = len(d.batch)
-    m = len(d.lhs_free)
-    place_x = {a: i for i, (a, _) in enumerate(d.batch)} | {
-        a: n + i for i, a in enumerate(d.lhs_free)
-    }
-    place_y = {b: i for i, (_, b) in enumerate(d.batch)} | {
-        b: n + m + i for i, b in enumerate(d.rhs_free)
-    }
-    x = h.convert(d.x, d.dtype)
-    y = h.convert(d.y, d.dtype)
-    return h.multiply(
-        _spread(x, out, [place_x[a] for a in range(x.rank)]),
-        _spread(y, out, [place_y[b] for b in range(y.rank)]),
-    )
+    return _products(d, d.dtype, out.dims)
 
 
 def inner_product(out: Instruction) -> Instruction | None:
@@ -133,14 +120,38 @@ def inner_product(out: Instruction) -> Instruction | None:
     d = parts(out)
     if d.lhs_free or d.rhs_free or not d.contract or out.kind == "p":
         return None
+    return sums(d, out)
+
+
+def sums(d: Dot, out: Instruction) -> Instruction:
+    """A dot as sums of a multiply."""
     wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
-    order = [*d.batch, *d.contract]
-    x, y = (
-        h.transpose(h.convert(o, wide), [pair[side] for pair in order])
-        for side, o in enumerate((d.x, d.y))
-    )
-    sums = h.reduce(h.multiply(x, y), h.full(0, wide), range(len(d.batch), x.rank), "add")
-    return h.convert(sums, d.dtype)
+    depth = [d.x.dims[a] for a, _ in d.contract]
+    # before the columns, where the right operand has it there
+    first = out.rank - len(d.rhs_free)
+    if not d.rhs_free or d.contract[0][1] > d.rhs_free[0]:
+        first = out.rank
+    terms = _products(d, wide, (*out.dims[:first], *depth, *out.dims[first:]), first)
+    gone = range(first, first + len(depth))
+    return h.convert(h.reduce(terms, h.full(0, wide), gone, "add"), d.dtype)
+
+
+def _products(d: Dot, dtype: str, dims: Dims, first: int = 0) -> Instruction:
+    """Elements of both operands multiplied, in a space with those that are summed from dimension
+    `first` on."""
+    summed = range(first, first + len(d.contract))
+    free = [i for i in range(len(dims)) if i not in summed]
+    n, m = len(d.batch), len(d.lhs_free)
+    sides = (0, d.x, d.lhs_free, free[n : n + m]), (1, d.y, d.rhs_free, free[n + m :])
+    spread = []
+    for side, x, own, at in sides:
+        place = dict(zip(own, at, strict=True))
+        place |= {pair[side]: i for pair, i in zip(d.batch, free)}
+        place |= {pair[side]: i for pair, i in zip(d.contract, summed)}
+        order = sorted(range(x.rank), key=place.__getitem__)
+        x = h.transpose(h.convert(x, dtype), order)
+        spread.append(h.broadcast(x, dims, sorted(place.values())))
+    return h.multiply(*spread)
 
 
 def bytes_product(out: Instruction) -> Instruction | None:
@@ -150,11 +161,6 @@ def bytes_product(out: Instruction) -> Instruction | None:
     if out.dtype != "s32" or kinds not in ({"s8"}, {"u8"}):
         return None
     return with_fields(d, x=d.x.operand, y=d.y.operand).build()
-
-
-def _spread(x: Instruction, out: Instruction, places: list[int]) -> Instruction:
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return h.broadcast(h.transpose(x, order), out.dims, sorted(places))
 
 
 def fold_transpose(d: Dot) -> Dot | None:

@@ -8,6 +8,10 @@ scales of groups. As an operand of a dot it would be written to memory first, fo
 such a product takes as long as its bytes take to be read. With several rows a product reads each
 number several times, and what it costs to widen the matrix once is shared.
 
+    dot(f32[b,3,3], f32[b,3,3])    ->  reduce(multiply(broadcast, broadcast))
+
+Sums of few terms are no work for kernels of products, which pack their operands and fill tiles.
+
 group_products: rows times a matrix of four-bit numbers whose groups along k have a scale and an
 offset each, in one kernel.
 
@@ -20,12 +24,13 @@ in its upper half. A number means (q - 8) * scale + offset.
 
 The called computation says the same, and is inlined where there is no kernel (gemv.py)."""
 
-from torch_hlo.hlo.ir import Instruction, Module, build as h, instr, op, rewrite, rules
+from dataclasses import replace as with_fields
+
+from torch_hlo.hlo.ir import Instruction, Module, build as h, instr, op, product, rewrite, rules
 
 from ..hlo_pass import hlo_pass
-from ..simplify.algebra import exact
-from ..thresholds import NARROW_BYTES, NARROW_ELEMENTS
-from .dot_canon import Dot, parts, plain
+from ..thresholds import NARROW_BYTES, NARROW_ELEMENTS, SHORT
+from .dot_canon import parts, plain, sums
 
 GROUPS = '{"product":"groups"}'
 _IN_REGISTERS = frozenset(
@@ -41,7 +46,8 @@ def narrow_product(out: Instruction) -> Instruction | None:
         d = d.swapped()
     if d.lhs_free or not d.contract or out.kind not in "fsu" or not _is_narrow(d.y):
         return None
-    return _sums(d, out)
+    # kept in memory: what makes it is not done again beside each row of w
+    return sums(with_fields(d, x=h.opt_barrier(d.x)), out)
 
 
 def _is_narrow(w: Instruction) -> bool:
@@ -65,29 +71,29 @@ def _is_narrow(w: Instruction) -> bool:
     return left >= 0
 
 
-def _sums(d: Dot, out: Instruction) -> Instruction:
-    w = d.y
-    pairs = (*d.batch, *d.contract)
-    wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
-    order = sorted(pairs, key=lambda pair: pair[1])
-    # kept in memory: what makes it is not done again beside each row of w
-    x = h.transpose(h.convert(h.opt_barrier(d.x), wide), [a for a, _ in order])
-    while w.op == "convert" and exact(w.operand.dtype, w.dtype):
-        (w,) = w.operands
-    terms = h.multiply(h.broadcast(x, w.dims, [b for _, b in order]), h.convert(w, wide))
-    summed = [b for _, b in d.contract]
-    sums = h.reduce(terms, h.full(0, wide), sorted(summed), "add")
-    kept = [b for b in range(w.rank) if b not in summed]
-    place = [kept.index(b) for b in (*[b for _, b in d.batch], *d.rhs_free)]
-    return h.convert(h.transpose(sums, place), out.dtype)
+def few_terms(out: Instruction) -> Instruction | None:
+    """dot(x, y) -> sums of x * y where those are of few terms, or of some in small matrices"""
+    d = parts(out)
+    depth, rows, columns = (
+        product(x.dims[i] for i in chosen)
+        for x, chosen in (
+            (d.x, [a for a, _ in d.contract]),
+            (d.x, d.lhs_free),
+            (d.y, d.rhs_free),
+        )
+    )
+    narrow = any(isinstance(n, int) and n <= SHORT for n in (rows, columns))
+    if not isinstance(depth, int) or depth > SHORT * (1 + narrow) or out.kind == "p":
+        return None
+    return sums(d, out)
 
 
-RULES = rules((op("dot", where=plain), narrow_product))
+RULES = rules((op("dot", where=plain), narrow_product), (op("dot", where=plain), few_terms))
 
 
 @hlo_pass
 def dot_narrow(module: Module) -> Module:
-    """Products of a vector and a matrix of narrow numbers -> sums."""
+    """Products of a vector and a matrix of narrow numbers, and of few terms -> sums."""
     return rewrite(module, RULES)
 
 

@@ -40,7 +40,7 @@ from ..gather.gather_scatter import Sizes, dot_product, loop_nest
 from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE, Value
 from ..loops.elementwise_loops import Store, run_loop
-from ..loops.reducer import Reducer
+from ..loops.reducer import Reducer, joined
 from .scan import emit_scan, is_scan, pointer_names, pointers_of
 
 UNROLLED_TAPS = 64  # windows up to this size are written out
@@ -126,11 +126,8 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
         k.cost += len(taps)
         return values[0] if values else "%0"
     flat = [list(v) if isinstance(v, tuple) else [v] for v in values]
-    total = flat.pop(0) if reducer.op else reducer.initial(k, initial)
-    for v in flat:
-        total = reducer.combine(k, total, v)
-    total = reducer.finish(k, total)
-    return (total[0], total[1]) if len(total) == 2 else total[0]
+    (value,) = joined(k, reducer, flat)
+    return value
 
 
 def _padding(k: Kernel | Planner, reducer: Reducer, initial: Instruction) -> Value:
