@@ -131,12 +131,14 @@ def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
 def _folds_alone(p: RowPlan, walk: Walk) -> bool:
     """Whether rows are so short that every lane folds one in registers."""
     length = product(p.inner_sizes())
+    # rows across memory are walked well one element after the other, too
+    most = SHORT_COST if p.style == "rows" else SHORT_COST // 4
     return (
         p.style != "partial"
         and not p.late_outputs
         and isinstance(length, int)
         and length <= walk.alone
-        and length * len(p.order) <= SHORT_COST
+        and length * sum(map(table.cost, p.order)) <= most
     )
 
 
