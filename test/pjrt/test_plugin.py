@@ -237,6 +237,32 @@ def test_effects_without_results(capfd):
     assert sorted(lines[4:]) == ["branch", "called 2", "called 2"]
 
 
+def test_callbacks_may_return_literals():
+    for value, dtype in ((42, np.int32), (1.5, np.float32), (np.float64(2.5), np.float32)):
+        shape = jax.ShapeDtypeStruct((), dtype)
+        assert jax.jit(functools.partial(jax.pure_callback, lambda v=value: v, shape))() == value
+
+
+def test_lowerings_emit_callbacks_by_their_public_name():
+    from jax.experimental.sparse.linalg import spsolve
+
+    values, columns, rows = jnp.ones(3) * 2, jnp.arange(3), jnp.arange(4)
+    solved = spsolve(values, columns, rows, jnp.arange(3.0))
+    np.testing.assert_allclose(solved, [0, 0.5, 1])
+
+
+def test_an_order_for_the_scheduler_is_no_operation():
+    from jax.experimental.control_deps import schedule
+
+    @jax.jit
+    def f(x):
+        a, b = jnp.sin(x), jnp.cos(x)
+        schedule([b, a])
+        return a + b
+
+    np.testing.assert_allclose(f(1.0), np.sin(1.0) + np.cos(1.0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_an_error_in_a_callback_is_reported(kind):
     def fail(x):

@@ -228,7 +228,9 @@ def _call(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str) -> N
 
 def _callbacks() -> None:
     from jax._src import callback as theirs
+    from jax._src.dtypes import canonicalize_value
     from jax._src.interpreters import mlir
+    from jax.interpreters import mlir as public
 
     original = theirs.emit_python_callback
 
@@ -247,7 +249,7 @@ def _callbacks() -> None:
             return original(*given, **options)
 
         def checked(*arguments: np.ndarray) -> Sequence[np.ndarray]:
-            values = [np.asarray(v) for v in callback(*arguments)]
+            values = [canonicalize_value(np.asarray(v)) for v in callback(*arguments)]
             _check(values, result_avals)
             return values
 
@@ -273,7 +275,7 @@ def _callbacks() -> None:
             token = barrier([token, call.results[-1]]).results[0]
         return list(call.results)[:-1], token, made
 
-    theirs.emit_python_callback = emit
+    theirs.emit_python_callback = public.emit_python_callback = emit
     _buffer_callbacks(emit)
 
 

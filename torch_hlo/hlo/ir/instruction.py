@@ -353,7 +353,7 @@ IDENTITIES = frozenset(
     "Sharding SPMDFullToShardShape SPMDShardToFullShape InspectSharding LayoutConstraint"
     " annotate_device_placement MoveToHost MoveToDevice".split()
 )
-_WITHOUT_EFFECT = IDENTITIES | {"shape_assertion", "stablehlo.dynamic_assert"}
+_WITHOUT_EFFECT = IDENTITIES | {"shape_assertion", "stablehlo.dynamic_assert", "control_dep"}
 
 
 def has_effect(x: Instruction) -> bool:

@@ -542,7 +542,8 @@ def _optimization_barrier(c: Context) -> Made:
     return unpacked(instr("opt-barrier", (b.tuple_(*c.x),)), len(c.x))
 
 
-_IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
+# Checks of shapes, which are made here, and an order for XLA's scheduler.
+_IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert", "control_dep"})
 
 
 @rule("custom_call")
