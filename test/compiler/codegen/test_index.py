@@ -33,3 +33,14 @@ def test_symbolic_sizes():
 def test_constants_divide():
     q, r = divide(loop("i", 8) * 4 + 9, 4)
     assert q is loop("i", 8) + 2 and r.const == 1 and not r.terms
+    s = symbol("s0")
+    q, r = divide(loop("i", 8) * 2 + (1 - 2 * s), 2)
+    assert q is loop("i", 8) - s and r.const == 1 and not r.terms
+
+
+def test_what_is_left_is_never_negative():
+    """(2 i + j - s) / 2 is not i with j - s left: that may be negative."""
+    s = symbol("s0")
+    i, j = loop("i", 8), loop("j", 2)
+    q, r = divide(i * 2 + j - s, 2)
+    assert [v.kind for v, _ in q.terms] == ["div"] and [v.kind for v, _ in r.terms] == ["mod"]

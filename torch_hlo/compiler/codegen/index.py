@@ -221,21 +221,25 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
             quotient.append((v, q))
     qc: Size = 0
     rc: Size = index.const
+    number = rc if isinstance(rc, int) else dict(rc.terms).get((), 0)
+    q = exact(rc - number, d)
+    if q is not None:  # 1 - 2 * s = 2 * -s + 1
+        qc, rc = q, number
     if isinstance(rc, int) and isinstance(d, int):
-        qc, rc = divmod(rc, d)
-    else:
-        q = exact(rc, d)
-        if q is not None:
-            qc, rc = q, 0
+        more, rc = divmod(rc, d)
+        qc += more
     q_index = _index(tuple(quotient), qc)
     r_index = _index(tuple(rest), rc)
     low, high = r_index.bounds()
-    if not isinstance(low, int) or low >= 0:
+    is_whole = not (q_index.terms or q_index.const)
+    if below(-1, low) or (is_whole and not isinstance(low, int)):
         if below(high, d):
             return q_index, r_index
-    if isinstance(low, int) and low < 0 and isinstance(d, int) and (q_index.terms or q_index.const):
+    elif not is_whole:
         # What was split off may have kept the rest from being negative, as in (5 - i) / 3 = 1 + (2
         # - i) / 3.
+        if not (isinstance(low, int) and isinstance(d, int)):
+            return _opaque(index, d)
         shift = -(low // d)
         q_index, r_index = q_index - shift, r_index + shift * d
     more_q, more_r = _opaque(r_index, d)

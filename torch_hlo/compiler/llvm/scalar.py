@@ -117,16 +117,27 @@ def _rounded(e: Emit, value: str, to: str) -> str:
     rounds where the sign came from, too: a double, on x86 by a function that nobody provides. It
     moves a `select` of a constant behind that of vectors to bf16, and has no such constants."""
     if e.unit.has("avx") and (e.lanes == 1 or to == "bfloat"):
-        t = e.typed("float").type
-        kind = f"v{e.lanes}f32" if e.lanes > 1 else "f32"
-        value = e.op(f"call {t} @llvm.arithmetic.fence.{kind}({t} {value})")
+        value = _fenced(e, value, e.lanes)
     return e.cast("fptrunc", value, "float", to)
+
+
+def _fenced(e: Emit, floats: str, lanes: int) -> str:
+    t, name = (f"<{lanes} x float>", f"v{lanes}f32") if lanes > 1 else ("float", "f32")
+    return e.op(f"call {t} @llvm.arithmetic.fence.{name}({t} {floats})")
 
 
 def _bf16(e: Emit, value: str) -> str:
     """The i16 bits of a float rounded to nearest even."""
-    if e.unit.has("avx512bf16") and e.lanes > 1 or e.unit.has("cvt-bf16"):
+    if e.unit.has("cvt-bf16"):
         return e.cast("bitcast", _rounded(e, value, "bfloat"), "bfloat", "i16")
+    if e.unit.has("avx512bf16") and e.lanes > 1:
+        # LLVM would turn what moves these bits into moves of bf16, which it has no instructions for
+        n, pairs = e.lanes, f"<{e.lanes // 2} x float>"
+        rounded = _rounded(e, value, "bfloat")
+        bits = e.op(f"bitcast <{n} x bfloat> {rounded} to {pairs}")
+        if n > 2:
+            bits = _fenced(e, bits, n // 2)
+        return e.op(f"bitcast {pairs} {bits} to <{n} x i16>")
     t = e.typed("float")
     i = e.typed("i32")
     bits = t.bits(value)
