@@ -200,7 +200,8 @@ def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], 
     called = {
         position: name for position, name in zip(found.results, names) if isinstance(position, int)
     }
-    inputs, results = [], []
+    inputs = []
+    results = []
     given = {v.target: i for i, v in enumerate(found.inputs) if v.kind == "state"}
     given |= {v.name: i for i, v in enumerate(found.inputs) if v.kind == "user"}
     new = {v.target: i for i, v in enumerate(found.outputs) if v.kind in ("state", "mutated")}

@@ -162,7 +162,8 @@ def _store(directory: Path, key: str, data: bytes) -> bool:
     total, counted = _tally(directory)
     total += len(data)
     if total > _limit() or not 0 <= now - counted < _COUNTED:
-        total, counted = _trim(directory), now
+        total = _trim(directory)
+        counted = now
     _write_tally(directory, total, counted)
     return True
 
@@ -392,7 +393,8 @@ def clear() -> int:
 def verify() -> tuple[int, list[str]]:
     """Read every entry: (valid ones, file names of damaged ones). Damaged entries are removed."""
     directory = folder()
-    valid, damaged = 0, []
+    valid = 0
+    damaged = []
     for path, _ in _entries(directory) if directory is not None else ():
         if _read(path, path.stem) is not None:
             valid += 1

@@ -67,7 +67,8 @@ class _Huge:
 def _seconds_of_first(address: int) -> float:
     """The thread's time for the huge page at an address, which is there then; 0 where the system
     cannot be asked for it."""
-    madvise, start = _madvise(), time.thread_time()
+    madvise = _madvise()
+    start = time.thread_time()
     return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Shape
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
+CPU = 1  # DLDeviceType
+CUDA = 2
+CUDA_HOST = 3
 _CODES = {"s": 0, "u": 1, "f": 2, "c": 5}  # DLDataTypeCode
 _TYPES = {
     name: (_CODES[name[0]], int(name[1:]))
@@ -80,7 +82,8 @@ class _Managed(ctypes.Structure):
 
 
 # a consumer renames the capsule whose contents it takes over
-_FRESH, _USED = b"dltensor", b"used_dltensor"
+_FRESH = b"dltensor"
+_USED = b"used_dltensor"
 _python = ctypes.pythonapi
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", _python)

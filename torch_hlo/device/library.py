@@ -48,7 +48,9 @@ class _Error(ctypes.Structure):
     _fields_ = (("code", ctypes.c_int32), ("message", ctypes.c_char * 252))
 
 
-_TENSORS, _COUNT, _BYTES = ctypes.POINTER(_Tensor), ctypes.c_int32, ctypes.c_uint64
+_TENSORS = ctypes.POINTER(_Tensor)
+_COUNT = ctypes.c_int32
+_BYTES = ctypes.c_uint64
 _PLAN = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     _TENSORS,
@@ -179,7 +181,8 @@ class Library:
             [(None, 0, [0] * len(a.sizes)) for a in self.outputs],
             [a.dtype for a in self.outputs],
         )
-        workspace, error = _BYTES(), _Error()
+        workspace = _BYTES()
+        error = _Error()
         self._raise(
             self._model.plan(
                 inputs,

@@ -228,8 +228,11 @@ class _Lane:
     of each other: which of them is ahead may differ between ranks."""
 
     def __init__(self, name: str, link: ProcessLink) -> None:
-        self.name, self.link = name, link
-        self.device, self.replicas, self.partitions = link.device, link.replicas, link.partitions
+        self.name = name
+        self.link = link
+        self.device = link.device
+        self.replicas = link.replicas
+        self.partitions = link.partitions
         self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.counts: dict[Group, int] = {}
         self.connections: dict[Group, dist.ProcessGroupGloo] = {}
@@ -505,7 +508,8 @@ def _all_reduce(m: _Meeting) -> None:
             ]
         )
 
-    mine, results = parts(m.inputs), parts(m.outputs)
+    mine = parts(m.inputs)
+    results = parts(m.outputs)
     received = m.space(mine[m.me])
     m.round(mine, received)
     sums = results.pop(m.me)
@@ -514,7 +518,8 @@ def _all_reduce(m: _Meeting) -> None:
 
 
 def _reduce_scatter(m: _Meeting) -> None:
-    blocks, received = m.blocks(m.inputs), m.space(m.outputs)
+    blocks = m.blocks(m.inputs)
+    received = m.space(m.outputs)
     m.round(blocks, received)
     m.fold(received | {m.me: blocks[m.me]}, m.outputs)
 
@@ -562,7 +567,8 @@ def difference(name: str, prints: Sequence[bytes], texts: Sequence[str]) -> str:
     first = prints.index(next(p for p in prints if p != prints[0]))
     same = [r for r, p in enumerate(prints) if p == prints[0]]
     other = [r for r, p in enumerate(prints) if p == prints[first]]
-    mine, theirs = texts[0].splitlines(), texts[first].splitlines()
+    mine = texts[0].splitlines()
+    theirs = texts[first].splitlines()
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b),
         min(len(mine), len(theirs)),

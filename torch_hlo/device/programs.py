@@ -23,7 +23,8 @@ class CompiledProgram(Program):
     """A loaded Executable. `profile`: the counters it was compiled with."""
 
     def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
-        self.name, self.executable = executable.name, executable
+        self.name = executable.name
+        self.executable = executable
         self.aliases = executable.aliases
         self.profile = profile
         self.info: multi_device.Info | None = None  # of a program that speaks to other devices

@@ -140,7 +140,8 @@ def whole_buffer(buffer: ShardedBuffer) -> Buffer:
 
 def gather(buffer: ShardedBuffer) -> np.ndarray:
     """The whole array as uint8[shape.nbytes]."""
-    shape, sharding = buffer.shape, buffer.sharding
+    shape = buffer.shape
+    sharding = buffer.sharding
     blocks = [_elements(buffer.on(i).bytes, buffer.block) for i in range(len(buffer.memory.blocks))]
     if sharding.is_replicated:
         return blocks[0].reshape(-1).view(np.uint8)

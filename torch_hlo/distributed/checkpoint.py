@@ -247,7 +247,8 @@ def _buffer(tensor: Tensor) -> ShardedBuffer | None:
 def _blocks(buffer: ShardedBuffer) -> dict[Ints, Tensor]:
     """Offset -> block, without padding, as views of the device's memory; each block once, empty
     ones not at all."""
-    shape, found = buffer.shape, {}
+    shape = buffer.shape
+    found = {}
     block_dims = _fixed(buffer.block.dims)
     for i, device in enumerate(multi_device.local_devices(buffer.sharding.mesh.size)):
         at = tuple(t * n for t, n in zip(buffer.sharding.tile(device), block_dims))

@@ -44,7 +44,8 @@ class Mesh:
         *,
         check: bool = True,
     ) -> None:
-        shape, axis_names = tuple(int(n) for n in shape), tuple(axis_names)
+        shape = tuple(int(n) for n in shape)
+        axis_names = tuple(axis_names)
         if len(shape) != len(axis_names):
             raise ShardingError(
                 f"a mesh of shape {shape} needs {len(shape)} axis names, got {axis_names}"

@@ -65,7 +65,8 @@ def _picture(sharding: Sharding, color: bool) -> str:
         (split[-2], split[-1]) if len(split) > 1 else (split[0], None) if split else (None, None)
     )
     if split == [len(tiles) - 1] and len(tiles) > 1:  # a matrix split along its columns
-        rows, columns = None, split[0]
+        rows = None
+        columns = split[0]
     lead = [d for d in split if d not in (rows, columns)]
     pictures = []
     for index in itertools.product(*(range(tiles[d]) for d in lead)):

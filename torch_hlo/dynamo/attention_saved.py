@@ -157,7 +157,8 @@ def _product(
 ) -> tuple[fx.Node, list[fx.Node], fx.Node | None] | None:
     """(the product of the weights and the values, the transposes in other products, for the
     gradient of the values, the dropout); None if something else reads the weights."""
-    weights, dropout = softmax, None
+    weights = softmax
+    dropout = None
     readers = [u for u in _readers(softmax) if u.target is not aten._softmax_backward_data.default]
     if (
         len(readers) == 1

@@ -42,7 +42,10 @@ class Foreign:
     ready = device_address = 0  # see DeviceMemory
 
     def __init__(self, shape: Shape, tensor: torch.Tensor) -> None:
-        self.shape, self.tensor, self.job, self.memory = shape, tensor, None, self
+        self.shape = shape
+        self.tensor = tensor
+        self.job = None
+        self.memory = self
 
     @property
     def address(self) -> int:
@@ -67,7 +70,9 @@ class _Result:
     it takes."""
 
     def __init__(self, root: Out | Leaf, shape: Shape, layout: Layout) -> None:
-        self.root, self.shape, self.layout = root, shape, layout
+        self.root = root
+        self.shape = shape
+        self.layout = layout
         self.position: int | None = None
 
 
@@ -78,7 +83,10 @@ class Caller:
     def __init__(self, graph: FxGraph, name: str, place: Host | Gpu, losses: int = 0) -> None:
         """`losses`: of a forward graph whose backward graph follows, the number of the first
         outputs, from which PyTorch computes a loss."""
-        self.graph, self.name, self.place, self.losses = graph, name, place, losses
+        self.graph = graph
+        self.name = name
+        self.place = place
+        self.losses = losses
         self.nodes: list[Node] = list(graph.nodes)
         self.results: list[_Result] = []
         self._index: dict[tuple, int] = {}

@@ -309,7 +309,8 @@ class _Flow:
         return found
 
     def edge(self, start: object, end: object, capacity: int) -> None:
-        a, b = self._vertex(start), self._vertex(end)
+        a = self._vertex(start)
+        b = self._vertex(end)
         for vertex, other, size in ((a, b, capacity), (b, a, 0)):
             self.edges[vertex].append(len(self.to))
             self.to.append(other)
@@ -317,7 +318,8 @@ class _Flow:
 
     def cut(self, source: object, sink: object) -> set:
         """The vertices on the source's side of a minimal cut."""
-        s, t = self._vertex(source), self._vertex(sink)
+        s = self._vertex(source)
+        t = self._vertex(sink)
         level = self._levels(s)
         while t in level:
             following = [0] * len(self.edges)
@@ -327,7 +329,8 @@ class _Flow:
         return {name for name, vertex in self.number.items() if vertex in level}
 
     def _levels(self, s: int) -> dict[int, int]:
-        level, queue = {s: 0}, deque([s])
+        level = {s: 0}
+        queue = deque([s])
         while queue:
             v = queue.popleft()
             for e in self.edges[v]:
@@ -339,11 +342,14 @@ class _Flow:
     def _augment(self, s: int, t: int, level: dict[int, int], following: list[int]) -> bool:
         """More flow along one path. `following`: of each vertex, the first edge that has not turned
         out to lead nowhere."""
-        edges, to, left = self.edges, self.to, self.left
+        edges = self.edges
+        to = self.to
+        left = self.left
         path: list[int] = []
         v = s
         while v != t:
-            own, deeper = edges[v], level[v] + 1
+            own = edges[v]
+            deeper = level[v] + 1
             i = following[v]
             while i < len(own) and not (left[own[i]] and level.get(to[own[i]]) == deeper):
                 i += 1

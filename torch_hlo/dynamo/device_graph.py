@@ -41,7 +41,8 @@ class DeviceGraph:
     """A graph that is called with hlo tensors, numbers, and nothing else."""
 
     def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
-        self.name, self.plain = name, graph_module.forward
+        self.name = name
+        self.plain = graph_module.forward
         self.graph_module = graph_module
         self.signature = Signature(graph_module)
         self.lined = any_check(graph_module)  # errors name lines
@@ -93,7 +94,8 @@ class DeviceGraph:
         engine = session.engine()
         if session.current().effects or pending():
             engine.mark_step()
-        offset, cpu = generator.default.get_offset(), torch.default_generator.get_state()
+        offset = generator.default.get_offset()
+        cpu = torch.default_generator.get_state()
         given.watch_versions()
         same = participants.modes_now()
         results, watch = self._run(given, offset)

@@ -292,7 +292,8 @@ class _Results:
 
     @classmethod
     def of_joint(cls, joint: Joint) -> _Results:
-        returned, tangents = len(joint.outputs), [i for i, _, _ in joint.tangents]
+        returned = len(joint.outputs)
+        tangents = [i for i, _, _ in joint.tangents]
         return cls(returned, [i for i in range(returned) if i not in tangents], tangents)
 
     @classmethod
@@ -384,7 +385,8 @@ def _inherited(
         results.boxed,
         results.tangents,
     )
-    Tensor, keeps_graph = torch.Tensor, participants.keeps_graph
+    Tensor = torch.Tensor
+    keeps_graph = participants.keeps_graph
 
     class Direct(aot):
         @staticmethod

@@ -59,7 +59,8 @@ def _lines(recording: Recording, scope: dict[str, Any]) -> Iterator[str]:
         return name
 
     signature, (metas, _, whole, inference) = recording.signature, recording.key
-    tensors, stored = signature.tensors, range(recording.count)
+    tensors = signature.tensors
+    stored = range(recording.count)
     tests = [f"a{i}._meta is {constant(m)} and a{i}._view is None" for i, m in zip(tensors, metas)]
     tests += [f"a{i} == {value!r}" for i, value in zip(signature.whole, whole)]
     yield "def launch(args):"

@@ -59,8 +59,10 @@ class _Search(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, what: str, judge: Judge) -> None:
         super().__init__(module)
-        self.what, self.judge = what, judge
-        self.where, self.extra_traceback = "", False  # the line is named
+        self.what = what
+        self.judge = judge
+        self.where = ""  # the line is named
+        self.extra_traceback = False
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         """Functions of loops and branches are searched, too."""
@@ -71,7 +73,8 @@ class _Search(fx.Interpreter):
     def _inner(self, operator: HigherOrderOperator, function: Any) -> Any:
         if not isinstance(function, fx.GraphModule):
             return function
-        search, turns = _Search(function, self.what, self.judge), itertools.count(1)
+        search = _Search(function, self.what, self.judge)
+        turns = itertools.count(1)
 
         def run(*args: Any) -> Any:
             turn = "a branch" if operator.name() == "cond" else f"turn {next(turns)}"

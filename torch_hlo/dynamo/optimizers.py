@@ -26,7 +26,9 @@ def traced_step(
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if hooks or closure is not None:
         return _as_it_is(optimizer, closure)
-    parameters, gradients, options = [], [], []
+    parameters = []
+    gradients = []
+    options = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameters.append(parameter)

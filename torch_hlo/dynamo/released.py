@@ -26,7 +26,8 @@ def release(parameters: Sequence[HloTensor]) -> None:
 def reused(pairs: Sequence[tuple[int, int, Meta]], args: Sequence) -> dict[int, HloTensor]:
     """Gradients of parameters that nobody else holds, for results: `pairs` of the positions of a
     parameter in `args` and of the result's storage, and the result's metadata."""
-    alone, found = _alone(), {}
+    alone = _alone()
+    found = {}
     for argument, at, meta in pairs:
         gradient = args[argument].grad
         if type(gradient) is not HloTensor or getrefcount(gradient) != alone[0]:

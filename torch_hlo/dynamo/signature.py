@@ -117,7 +117,8 @@ class Given:
     __slots__ = ("args", "signature", "storages", "numbers", "versions", "key")
 
     def __init__(self, signature: Signature, args: Sequence) -> None:
-        self.args, self.signature = args, signature
+        self.args = args
+        self.signature = signature
         tensors = [args[i] for i in signature.tensors]
         self.storages = [t._storage for t in tensors]
         self.numbers = [args[i].item() for i in signature.floats] if signature.floats else ()

@@ -57,7 +57,8 @@ class Step:
     """A function that is captured, and where it stands."""
 
     def __init__(self, fn: Callable, full_graph: bool) -> None:
-        self.fn, self.full_graph = fn, full_graph
+        self.fn = fn
+        self.full_graph = full_graph
         self.name = getattr(fn, "__qualname__", repr(fn))
         self.traced: Callable | None = None
         self.direct: Any = None  # pytorch/steps.py: graphs that are reached without Dynamo
@@ -67,7 +68,8 @@ class Step:
             return self._first(args, kwargs)
         here = session.current().here
         outer, here.started = here.started, True
-        gradients, casts = torch.is_grad_enabled(), torch.is_autocast_enabled("hlo")
+        gradients = torch.is_grad_enabled()
+        casts = torch.is_autocast_enabled("hlo")
         depth = _autocasts()
         try:
             run = self.direct.find(args) if self.direct is not None and not kwargs else None

@@ -322,7 +322,8 @@ class _Recorder:
         return self._call(n, getattr(torch.Tensor, n.target))
 
     def _call(self, n: fx.Node, function: Callable):
-        args, kwargs = self._value(n.args), self._value(n.kwargs)
+        args = self._value(n.args)
+        kwargs = self._value(n.kwargs)
         if n.target in ("view", "view_as", torch.Tensor.view) and not isinstance(
             args[1], torch.dtype
         ):
@@ -429,7 +430,8 @@ class _Recorder:
 
     def _differentiate(self, g: Joint, results: list) -> FxGraph:
         """Record the gradients of the results that have any."""
-        ends, tangents = [], []
+        ends = []
+        tangents = []
         for i, (node, (_, layout)) in enumerate(zip(results, g.outputs)):
             result = self._value(node)
             if not isinstance(result, HloTensor) or not result.requires_grad:

@@ -47,7 +47,8 @@ def meant(cls: type) -> type:
 
 def _dispatch(func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
     if torch.Tag.inplace_view in func.tags:
-        kind, shape = meant(type(args[0])).__name__, list(args[0].shape)
+        kind = meant(type(args[0])).__name__
+        shape = list(args[0].shape)
         raise NotImplementedError(
             f"{func} of a tensor of class {kind} and shape {shape} on the hlo device, where such"
             " tensors keep their shape: write x = x.reshape(…) instead"

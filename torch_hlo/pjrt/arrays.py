@@ -48,7 +48,9 @@ class Form(Object):
     def __init__(self, shape: Shape, place: int, order: Ints) -> None:
         super().__init__("buffer")
         here = client()
-        self.shape, self.place, self.order = shape, place, order
+        self.shape = shape
+        self.place = place
+        self.order = order
         self.stored = shape.with_dims(shape.dims[d] for d in order)
         dims = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
         self.set(
@@ -79,7 +81,9 @@ class Array(Object):
     def __init__(self, like: Form, memory: Memory, event: int = 0) -> None:
         self.kind, self.kept, self.words = "buffer", like.kept, like.words[:]
         self.address = self.words.buffer_info()[0]
-        self.form, self.shape, self.readers = like, like.shape, 0
+        self.form = like
+        self.shape = like.shape
+        self.readers = 0
         self.memory: Memory | None = memory
         self.words[_POINTER] = self.words[_DEVICE_POINTER] = memory.address
         self.event = event
@@ -172,19 +176,23 @@ def _from_host(args: Any) -> None:
 def in_order(source: Array, order: Sequence[int]) -> Array:
     """The array as a program wants it: a copy where its dimensions lie otherwise, as those of
     tensors that came through DLPack may."""
-    shape, own, wanted = source.shape, source.form.order, tuple(order)
+    shape = source.shape
+    own = source.form.order
+    wanted = tuple(order)
     if own == wanted:
         return source
     made = fresh(form(shape, source.form.place, wanted))
     if shape.size:
-        target, start = made.used().address, source.used().address
+        target = made.used().address
+        start = source.used().address
         _copy(shape, target, _strides(shape, wanted), start, _strides(shape, own))
     return made
 
 
 def _strides(shape: Shape, order: Sequence[int]) -> list[int]:
     """Bytes from one element to the next of each dimension, of a dense array."""
-    found, step = [0] * shape.rank, DTYPES[shape.dtype].itemsize
+    found = [0] * shape.rank
+    step = DTYPES[shape.dtype].itemsize
     for d in reversed(order):
         found[d] = step
         step *= shape.sizes[d]
@@ -264,7 +272,8 @@ def _to_host(args: Any) -> None:
     if not args.dst:
         args.dst_size = found.shape.nbytes
         return
-    shape, own = found.shape, found.form.order
+    shape = found.shape
+    own = found.form.order
     wanted = _order(args.host_layout, shape.rank) if args.host_layout else own
     if shape.size:
         rows = (_strides(shape, order) for order in (wanted, own))

@@ -72,7 +72,8 @@ class Client:
         return self.memories[i * len(KINDS) : (i + 1) * len(KINDS)]
 
     def _describe(self, i: int, device: Object) -> None:
-        name, memories = f"HloDevice(id={i})", self._memories(i)
+        name = f"HloDevice(id={i})"
+        memories = self._memories(i)
         device.set(
             id=i,
             device_kind="cpu",

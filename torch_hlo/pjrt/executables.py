@@ -66,7 +66,8 @@ class LoadedExecutable(Object):
         forms: Forms | None = None,
     ) -> None:
         super().__init__("executable")
-        self.code, self.options = code, options
+        self.code = code
+        self.options = options
         self.forms = forms or self._forms()
         self.program = NativeProgram(compiled) if compiled else self._compiled()
         # the last result of a program that only has effects says that they have run
@@ -127,7 +128,9 @@ class LoadedExecutable(Object):
         )
 
     def _describe(self) -> None:
-        options, shapes, own = self.options, self.shapes, self.program.executable
+        options = self.options
+        shapes = self.shapes
+        own = self.program.executable
         code = sum(map(len, own.objects))
         count = len(shapes)
         kinds = [KINDS[k].encode() for k in self.forms[2]]
@@ -167,7 +170,8 @@ class LoadedExecutable(Object):
         """On each device: arrays in, arrays out, and the event that they are there. The inputs
         `kept` must not be overwritten."""
         ready = [self._buffers(row, kept) for row in rows]
-        ins, outs = [r[0] for r in ready], [r[1] for r in ready]
+        ins = [r[0] for r in ready]
+        outs = [r[1] for r in ready]
         if len(rows) == 1:
             event = launches().launch(self.program, ins[0], outs[0])
         else:
@@ -252,7 +256,8 @@ def _placed(module: Module, places: Sequence[Sharding]) -> Module:
 
 def _aliases(module: Module, donated: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """With each array that is given away, to the first result of as many bytes."""
-    found, results = dict(module.aliases), outputs(module)
+    found = dict(module.aliases)
+    results = outputs(module)
     for p, given in zip(module.entry.params, donated):
         fit = (o for o, y in enumerate(results) if y.nbytes == p.nbytes and o not in found)
         if given and (o := next(fit, None)) is not None:
@@ -364,7 +369,8 @@ def _compile(args: Any) -> None:
 
 @implements("LoadedExecutable_Execute")
 def _execute(args: Any) -> None:
-    found, devices = executable(args.executable), args.num_devices
+    found = executable(args.executable)
+    devices = args.num_devices
     options = _OPTIONS.from_address(args.options)
     kept = _words(options.non_donatable, options.num_non_donatable)
     rows = [
@@ -408,7 +414,8 @@ _SERIALIZED = b"torch_hlo jax 2\n"  # a line of options, the program, its machin
 def _serialize(args: Any) -> None:
     """The program as it came; of one device with its machine code."""
     found = executable(args.executable)
-    own, options = found.program.executable, found.options
+    own = found.program.executable
+    options = found.options
     if any(call.name == CALLBACK for call in own.host_calls):
         raise PluginError(
             f"{own.name} calls Python functions of this process: it cannot be serialized",

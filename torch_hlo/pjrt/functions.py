@@ -280,7 +280,8 @@ class Table:
         atexit.register(self._leave)
 
     def _python(self, name: str) -> int:
-        kind, fn = STRUCTURES[name], IMPLEMENTED.get(name)
+        kind = STRUCTURES[name]
+        fn = IMPLEMENTED.get(name)
 
         def call(address: int) -> int | None:
             try:

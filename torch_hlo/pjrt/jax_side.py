@@ -57,7 +57,9 @@ def _connect(state: Any) -> None:
 
     if dist.is_initialized():
         return
-    rank, count, key = state.process_id, state.num_processes, "torch_hlo/port"
+    rank = state.process_id
+    count = state.num_processes
+    key = "torch_hlo/port"
     host = state.coordinator_address.rpartition(":")[0].strip("[]")
     if rank == 0:
         store = dist.TCPStore(host, 0, count, True, wait_for_workers=False)
@@ -174,7 +176,8 @@ def _dlpack(is_default: bool) -> None:
     from jax._src import array, dlpack as theirs
 
     kind = array.ArrayImpl
-    device, pack = kind.__dlpack_device__, kind.__dlpack__
+    device = kind.__dlpack_device__
+    pack = kind.__dlpack__
 
     def dlpack_device(x: Any) -> tuple[Any, int]:
         ours = x.platform() == PLATFORM and len(x.devices()) == 1

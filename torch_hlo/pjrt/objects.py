@@ -131,7 +131,9 @@ class Object:
 class PluginError(Exception):
     """What becomes a PJRT_Error of this code."""
 
-    INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
+    INVALID_ARGUMENT = 3
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
     RESOURCE_EXHAUSTED = 8
 
     def __init__(self, message: str, code: int = INVALID_ARGUMENT) -> None:

@@ -13,10 +13,18 @@ from torch_hlo.frozen import frozen
 from .objects import PluginError
 
 # numbers of fields
-_BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9
-_COMPUTATIONS, _DEVICES = 3, 1
-_OVERRIDE, _KEY, _VALUE, _TEXT = 7, 1, 2, 1
-_FLAGS, _DUMP = 3, 109  # those of XLA_FLAGS; the folder of --xla_dump_to
+_BUILD = 3
+_REPLICAS = 4
+_PARTITIONS = 5
+_ASSIGNMENT = 9
+_COMPUTATIONS = 3
+_DEVICES = 1
+_OVERRIDE = 7
+_KEY = 1
+_VALUE = 2
+_TEXT = 1
+_FLAGS = 3  # those of XLA_FLAGS; the folder of --xla_dump_to
+_DUMP = 109
 
 # Options that XLA knows besides its own flags, and flags that are on or off. Except for xla_dump_to
 # they are for XLA's compiler and change nothing here; a wrong name or value is an error, as there.
@@ -110,7 +118,8 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
             raise PluginError("damaged compile options")
         byte = data[at]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at = at + 1
+        shift = shift + 7
         if byte < 128:
             return value & ((1 << 64) - 1), at
 

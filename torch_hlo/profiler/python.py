@@ -40,7 +40,8 @@ def place(frame: FrameType | None) -> Place:
     for at in _stack(frame):
         name = at.f_globals.get("__name__", "")
         if name.startswith("torch.utils.data."):
-            loads, lines = True, lines[:1]
+            loads = True
+            lines = lines[:1]
         elif not lines and name.startswith(_DEVICE):
             return Place()
         elif _is_users(at.f_code.co_filename):
@@ -122,7 +123,8 @@ def _keeps(
 
 
 def _length(node: Any) -> int:
-    seen, left = set(), [node]
+    seen = set()
+    left = [node]
     while left:
         if (at := left.pop()) is not None and at not in seen:
             seen.add(at)

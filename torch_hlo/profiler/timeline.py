@@ -293,7 +293,8 @@ class Modules:
             if code.co_name == "forward" and code.co_argcount:
                 module = frame.f_locals.get(code.co_varnames[0])
                 if isinstance(module, torch.nn.Module):
-                    inner, root = inner or module, module
+                    inner = inner or module
+                    root = module
             frame = frame.f_back
         if inner is None or root is None:
             return session.current().here.module

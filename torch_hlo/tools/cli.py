@@ -305,12 +305,14 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _best(run: Callable[[], object], runs: int = 200) -> float:
     """Seconds of the fastest run, of 20 (as often on every device) or within about a second."""
-    best, total = float("inf"), 0.0
+    best = float("inf")
+    total = 0.0
     for _ in range(runs):
         start = time.perf_counter()
         run()
         elapsed = time.perf_counter() - start
-        best, total = min(best, elapsed), total + elapsed
+        best = min(best, elapsed)
+        total = total + elapsed
         if total > 1 and runs > 20:
             break
     return best

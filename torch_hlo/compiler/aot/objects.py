@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Iterator
 
-_SYMTAB, _UNDEFINED = 2, 0
+_SYMTAB = 2
+_UNDEFINED = 0
 
 
 def undefined(data: bytes) -> list[str]:

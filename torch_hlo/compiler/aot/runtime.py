@@ -85,7 +85,8 @@ class _Checks:
 
     def system(self, features: Sequence[str]) -> None:
         """Whether the system saves the registers, and lets this process use tiles."""
-        op, states = self.op, 0
+        op = self.op
+        states = 0
         for f, bits in _STATES:
             states |= bits if f in features else 0
         if states:

@@ -234,7 +234,8 @@ class AttentionKernel:
         """The loop over the heads of an item of a backward: those that share keys, or whose
         gradients of the bias are one sum, `dbias`. What they add up, the gradients of keys, values
         and bias, begins with zeros."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         if not a.bias_gradient:
             self._zero_keys(item)
             with f.loop(0, a.group, known_nonempty=True) as i:
@@ -265,7 +266,8 @@ class AttentionKernel:
             yield number
 
     def _zero_keys(self, head: Int) -> None:
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         for name, width in (("dk", a.size), ("dv", a.width)):
             self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
 
@@ -350,7 +352,8 @@ class AttentionKernel:
 
     def inner(self, x: tuple[str, str], y: tuple[str, str], n: int) -> str:
         """The inner product of two vectors of `n` elements, each a (pointer, element type)."""
-        f, v = self.f, self.v
+        f = self.f
+        v = self.v
         with f.loop(0, n, self.t.lanes, [(v.type, "zeroinitializer")]) as loop:
             mask = f.lane_mask(self.t.lanes, loop.index, n)
             a, b = (load_real(f, dtype, p, loop.index, self.t.lanes, mask) for p, dtype in (x, y))

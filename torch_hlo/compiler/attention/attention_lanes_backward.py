@@ -43,7 +43,8 @@ class Backward(LaneScores):
         return items_of_heads(a), a.rows
 
     def item(self, item: Int) -> None:
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         self.tile_row = self.queries + self.lanes  # rows of tiles: not a multiple of a page
         self.qt, self.gt, self.dqt = (
             self.floats(self.groups * n * self.group)
@@ -67,7 +68,8 @@ class Backward(LaneScores):
                 self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
 
     def queries_block(self, head: Int, first: Int, count: Int) -> None:
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         number = f.mul(head, a.rows)
         keys = f.mul(f.div(head, a.group), a.columns)
         grads, queries = (
@@ -136,7 +138,8 @@ class Backward(LaneScores):
 
     def _row(self, i: Int, row: Int, grads: str) -> None:
         """The numbers of query `i` of a block, which is row `row` of the array."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         one = f.typed("float")
         delta = self.inner(
             (self.at(grads, i, a.width), "f32"),
@@ -168,7 +171,8 @@ class Backward(LaneScores):
         reached = f.min(f.sub(f.add(first, count), start), width) if a.causal else width
         low: Int = 0
         skipped: Int = 0
-        high, stop = reached, count
+        high = reached
+        stop = count
         if self.bias:
             low, high, skipped, stop = (f.load_at("i64", self.span, i) for i in range(4))
             stop = f.min(stop, count)
@@ -220,7 +224,8 @@ class Backward(LaneScores):
             self.at(self.delta, g, group),
             self.at(self.logs, g, group) if a.softmax else "null",
         )
-        low, high = "0", str(seen)
+        low = "0"
+        high = str(seen)
         if self.bias:
             low, high = f.choose(
                 self.all_above_hidden(x.lse2, vectors),
@@ -247,7 +252,8 @@ class Backward(LaneScores):
 
     def _tile(self, x: _Part, vectors: int, at: Int, masked: bool) -> None:
         """Weights and gradients of scores of the tile at row `at` of a block of keys."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         factors = self.at(self.factor_tile, at, self.group) if a.factors else "null"
         of_tile = [self.at(tile, at, self.tile_row) for tile in x.tiles]
         self.run(
@@ -288,7 +294,8 @@ class Backward(LaneScores):
         vectors: int,
     ) -> None:
         """0 in the rows of a group's tiles outside [low, high)."""
-        f, v = self.f, self.v
+        f = self.f
+        v = self.v
         for first, last in ((0, low), (f.max(high, low), width)):
             with f.loop(first, last) as key:
                 for tile in tiles:

@@ -118,7 +118,8 @@ class Forward(LaneScores):
 
     def _all_scores(self, x: _Part, vectors: int, low: Int, high: Int) -> list[str]:
         """The scores of the keys [low, high) of a block; the largest are in `now`."""
-        f, group = self.f, self.group
+        f = self.f
+        group = self.group
 
         def tile(at: Int, masked: bool) -> None:
             self.run(
@@ -142,7 +143,8 @@ class Forward(LaneScores):
 
     def _add_output(self, x: _Part, vectors: int, low: Int, high: Int) -> None:
         """Weights of the keys [low, high), and their products with the values."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         some, factors = (
             p if low == "0" or p == "null" else self.at(p, low, self.group)
             for p in (self.tile, self.factor_tile)
@@ -175,7 +177,8 @@ class Forward(LaneScores):
 
     def _store_rows(self, g: Int, row: Int, valid: Int) -> None:
         """The output of a group, and its numbers per row."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         top, total = (self.at(p, g, self.group) for p in (self.tops, self.sums))
         for j in range(self.t.vectors):
             self._finish(*(f.gep("float", p, j * self.lanes) for p in (top, total, self.now)))

@@ -14,7 +14,8 @@ from .attention_lanes import TERM_KEYS, LaneKernel
 from .attention_term import REPLACED
 
 # biases up to the first hide a key; two to the power of minus the second is 0
-HIDDEN, NOTHING = -1e30, 160.0
+HIDDEN = -1e30
+NOTHING = 160.0
 
 
 def even(total: int, most: int) -> list[int]:
@@ -96,7 +97,8 @@ class LaneScores(LaneKernel):
         each: Callable[[Int, bool], None],
     ) -> None:
         """`each(first row, masked)` for the tiles of the keys [low, high) of a block."""
-        f, rows = self.f, self.t.rows
+        f = self.f
+        rows = self.t.rows
         with f.loop(low, high, rows) as j:
             at = self.tile_start(j, width)
             if self.limits is None:

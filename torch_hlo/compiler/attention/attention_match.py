@@ -100,7 +100,8 @@ def _with_separate_sums(c: Computation) -> Computation:
             and x.dims[-2:] == x.operand.dims[-2:]
             and x["to_apply"].root.op == "add"
         ):
-            leaves, stack = [], [x.operand]
+            leaves = []
+            stack = [x.operand]
             while stack:
                 y = stack.pop()
                 if y.op == "add":
@@ -170,7 +171,8 @@ class _Attention:
             and all(p.role.factors == weighted[0].role.factors for p in self.roles.products)
         )
         self.anchor = (outs or weighted)[0]
-        q, k = self.s.q, self.s.k
+        q = self.s.q
+        k = self.s.k
         rest = [p for p in self.roles.products if p not in outs]
         grads = [
             x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"

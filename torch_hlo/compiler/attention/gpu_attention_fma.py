@@ -15,7 +15,8 @@ from ..matmul.gpu.gpu_blocks import store_sums
 from .attention import Attention
 from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix
 
-SLICE, SIDE = 16, 16  # depth of a slice; threads along a side of a tile
+SLICE = 16  # depth of a slice; threads along a side of a tile
+SIDE = 16
 # elements between the rows of a tile in shared memory: 16-byte aligned, and neighbouring rows start
 # in different banks
 PITCH = BLOCK + EACH
@@ -95,7 +96,8 @@ class _Tiles(AttentionKernel):
         vectors: int,
     ) -> None:
         """16 rows of a matrix, 64 * vectors columns from `column` on, as [row][column]."""
-        f, width = self.f, BLOCK * vectors
+        f = self.f
+        width = BLOCK * vectors
         for part in range(vectors):
             number = f.add("%kernel.t", part * self.threads)
             r = f.div(number, width // EACH)
@@ -137,7 +139,8 @@ class _Tiles(AttentionKernel):
     ) -> list[str]:
         """sums[4 rows][columns] += W^T M: `weights` names a tile [64][rows of the thread's], `m`
         has 64 rows from `first`, columns from `column`."""
-        f, vectors = self.f, len(sums) // (EACH * EACH)
+        f = self.f
+        vectors = len(sums) // (EACH * EACH)
         with f.loop(0, BLOCK, SLICE, [("float", s) for s in sums]) as loop:
             self._bring_rows("c", m, f.add(first, loop.index), column, vectors)
             self.f.barrier()
@@ -168,7 +171,8 @@ class _Tiles(AttentionKernel):
         factors: list[str] | None = None,
     ) -> None:
         """The group's part of an output, rows multiplied by factors."""
-        f, vectors = self.f, len(sums) // (EACH * EACH)
+        f = self.f
+        vectors = len(sums) // (EACH * EACH)
         for r in range(EACH):
             row = f.add(first, self.y, r)
             with f.when(f.icmp("slt", row, m.count)):
@@ -184,7 +188,8 @@ class _Tiles(AttentionKernel):
         return [self.f.add(first, self.y, r) for r in range(EACH)]
 
     def scaled(self, sums: Sums, head: Int, first_row: Int, first_column: Int) -> Sums:
-        bias, f = self.bias_of_head(head), self.f
+        bias = self.bias_of_head(head)
+        f = self.f
         columns = [f.add(first_column, self.x, c) for c in range(EACH)]
         return [
             [self.score(s, bias, row, column) for s, column in zip(some, columns, strict=True)]
@@ -211,10 +216,13 @@ class _Tiles(AttentionKernel):
 
 class Forward(_Tiles):
     part = "forward"
-    inputs, outputs = ("q", "k", "v"), ("out", "lse")
+    inputs = ("q", "k", "v")
+    outputs = ("out", "lse")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
-        f, a, t = self.f, self.a, self.one
+        f = self.f
+        a = self.a
+        t = self.one
         lowest = t.const(-numbers.inf)
         carry = [
             *[("float", lowest)] * EACH,
@@ -297,7 +305,8 @@ class QueryGradient(_Backward):
     outputs = ("dq", "deltas")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         lse = self.of_rows(self.lse, first)
         deltas = self.row_products(
             self.grad, self.out, self.rows(first), f.rem("%kernel.t", SIDE), SIDE
@@ -316,7 +325,8 @@ class KeyGradient(_Backward):
     outputs = ("deltas", "dk", "dv")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         of_v = self.accumulators(a.width)
         of_k = self.accumulators(a.size)
         # causal: rows before see none of these columns

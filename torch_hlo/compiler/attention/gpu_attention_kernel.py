@@ -102,7 +102,8 @@ class AttentionKernel:
         rest = f.div("%lo", self.chunks(self.a))
         chunk = f.rem("%lo", self.chunks(self.a))
         blocks = f.ceildiv(self.a.columns if self.part == "dkv" else self.a.rows, BLOCK)
-        head, block = f.div(rest, blocks), f.rem(rest, blocks)
+        head = f.div(rest, blocks)
+        block = f.rem(rest, blocks)
         if self.a.causal and self.part != "dkv":
             block = f.sub(f.sub(blocks, 1), block)  # those with most columns first
         self.enter(head)
@@ -131,9 +132,11 @@ class AttentionKernel:
     def enter(self, head: Int) -> None:
         """Work on one head from here on: its matrices are attributes, self.q, self.lse…, vectors
         being matrices of one column."""
-        f, a = self.f, self.a
+        f = self.f
+        a = self.a
         shared = f.div(head, a.group)
-        of_query, of_key = (head, a.rows), (shared, a.columns)
+        of_query = (head, a.rows)
+        of_key = (shared, a.columns)
         shapes = {
             "q": (of_query, a.size),
             "k": (of_key, a.size),
@@ -157,7 +160,8 @@ class AttentionKernel:
 
     def read(self, m: Matrix, row: Int, column: Int) -> str:
         """Four elements of a row as f32, zero outside of the matrix."""
-        f, align = self.f, EACH * STORAGE[m.dtype].bytes
+        f = self.f
+        align = EACH * STORAGE[m.dtype].bytes
         here = f.icmp("slt", row, m.count)
         if m.width % EACH == 0:
             inside = f.op(f"and i1 {here}, {f.icmp('slt', column, m.width)}")
@@ -219,7 +223,8 @@ class AttentionKernel:
     ) -> list[str]:
         """Inner products of rows of two matrices, by `threads` neighbouring threads; `lane` is the
         number of this one."""
-        f, t = self.f, self.one
+        f = self.f
+        t = self.one
         with f.loop(0, x.width, EACH * threads, [("float", t.const(0))] * len(rows)) as loop:
             column = f.muladd(lane, EACH, loop.index)
             following = []
@@ -241,7 +246,9 @@ class AttentionKernel:
     ) -> str:
         """A score with scale, bias and mask, in units of 1 / unit; minus infinity where nothing is
         seen."""
-        f, a, t = self.f, self.a, self.one
+        f = self.f
+        a = self.a
+        t = self.one
         s = t.mul(s, a.scale * unit)
         seen = f.icmp("slt", column, a.columns)
         if a.causal:
@@ -254,7 +261,8 @@ class AttentionKernel:
 
     def bias_of_head(self, head: Int) -> str:
         """Pointer to the bias of a head."""
-        f, bias = self.f, self.a.bias
+        f = self.f
+        bias = self.a.bias
         if bias is None:
             return ""
         at: Int = 0
@@ -271,7 +279,9 @@ class AttentionKernel:
         seen: str,
         unit: float,
     ) -> str:
-        f, t, dtype = self.f, self.one, self.dtype["bias"]
+        f = self.f
+        t = self.one
+        dtype = self.dtype["bias"]
 
         def inside() -> list[str]:
             v = load_real(f, dtype, pointer, at)

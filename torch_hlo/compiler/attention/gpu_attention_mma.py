@@ -24,7 +24,8 @@ from ..matmul.gpu.gpu_blocks import store_sums
 from .attention import Attention, N
 from .gpu_attention_kernel import BLOCK, WIDTHS, AttentionKernel, Matrix
 
-WARPS, CHUNK = 4, 16  # of a group; bytes of an asynchronous copy
+WARPS = 4  # of a group; bytes of an asynchronous copy
+CHUNK = 16
 MOST_WIDTH = 256
 KEPT_WIDTH = 128  # up to this, the fragments of queries stay in registers
 # the second goes to the low half
@@ -76,7 +77,8 @@ class _Warps(AttentionKernel):
         self.unit = ptx.MATRIX_UNITS[self.dtype["q"]]
         self.w = w = Words(f)
         thread = w.narrow("%kernel.t")
-        lane, warp = w.rem(thread, 32), w.div(thread, 32)
+        lane = w.rem(thread, 32)
+        warp = w.div(thread, 32)
         self.lane, self.own_rows = lane, w.mul(warp, 16)
         # first row, first column of the lane
         self.g = w.wide(w.add(self.own_rows, w.div(lane, 4)))
@@ -102,7 +104,8 @@ class _Warps(AttentionKernel):
         return self.needs(self.a)
 
     def make_tiles(self) -> list[Tile]:
-        made, at = [], 0
+        made = []
+        at = 0
         for rows, width in self.tiles(self.a).values():
             made.append(Tile(self.w.add(self.base, at), rows, _padded(width)))
             at += made[-1].nbytes
@@ -110,7 +113,8 @@ class _Warps(AttentionKernel):
 
     def bring(self, tile: Tile, m: Matrix, first: Int) -> None:
         """Start copying rows of `m` from `first` on; what lies outside is zero."""
-        f, w = self.f, self.w
+        f = self.f
+        w = self.w
         chunks = tile.width // 8
         for start in range(0, tile.rows * chunks, self.threads):
             number = f.add("%kernel.t", start)
@@ -163,7 +167,8 @@ class _Warps(AttentionKernel):
     def add_product(self, weights: Sums, tile: Tile, column: Int, sums: Sums) -> Sums:
         """sums += W M: `weights` of the warp's rows and the rows of `tile`, columns of the tile
         from `column` (i32) on."""
-        w, sums = self.w, list(sums)
+        w = self.w
+        sums = list(sums)
         at = w.add(
             tile.at,
             w.mul(w.rem(self.lane, 16), tile.pitch),
@@ -346,14 +351,17 @@ class _Warps(AttentionKernel):
 
 class Forward(_Warps):
     part = "forward"
-    inputs, outputs = ("q", "k", "v"), ("out", "lse")
+    inputs = ("q", "k", "v")
+    outputs = ("out", "lse")
 
     @classmethod
     def tiles(cls, a: Attention[N]) -> dict[str, tuple[int, int]]:
         return {"q": (BLOCK, a.size), "k": (BLOCK, a.size), "v": (BLOCK, a.width)}
 
     def item(self, head: Int, first: Int, at: Int) -> None:
-        f, a, t = self.f, self.a, self.one
+        f = self.f
+        a = self.a
+        t = self.one
         q, k, v = self.make_tiles()
         self.bring(q, self.q, first)
         self.bring(k, self.k, 0)
@@ -461,7 +469,9 @@ class QueryGradient(_Warps):
         }
 
     def item(self, head: Int, first: Int, at: Int) -> None:
-        f, a, t = self.f, self.a, self.one
+        f = self.f
+        a = self.a
+        t = self.one
         q, grad, k, v = self.make_tiles()
         for tile, m, start in (
             (q, self.q, first),
@@ -543,7 +553,8 @@ class KeyGradient(_Warps):
         self.bring(q, self.q, start)
         self.commit()
         columns = self.two_rows(first)
-        of_k, of_v = self.lefts(k), self.lefts(v)
+        of_k = self.lefts(k)
+        of_v = self.lefts(v)
         at_v, at_k = (self.w.narrow(self.column(at, n)) for n in (a.width, a.size))
         hold_v = self.accumulators(a.width)
         hold_k = self.accumulators(a.size)

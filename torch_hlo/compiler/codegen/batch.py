@@ -55,7 +55,8 @@ def groups(
             or _meet(reads, targets)
         ):
             found.append([])
-            reads, writes = {}, {}
+            reads = {}
+            writes = {}
         found[-1].append(x)
         for known, spans in ((reads, sources), (writes, targets)):
             for s in spans:

@@ -224,7 +224,8 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
     number = rc if isinstance(rc, int) else dict(rc.terms).get((), 0)
     q = exact(rc - number, d)
     if q is not None:  # 1 - 2 * s = 2 * -s + 1
-        qc, rc = q, number
+        qc = q
+        rc = number
     if isinstance(rc, int) and isinstance(d, int):
         more, rc = divmod(rc, d)
         qc += more
@@ -241,7 +242,8 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
         if not (isinstance(low, int) and isinstance(d, int)):
             return _opaque(index, d)
         shift = -(low // d)
-        q_index, r_index = q_index - shift, r_index + shift * d
+        q_index = q_index - shift
+        r_index = r_index + shift * d
     more_q, more_r = _opaque(r_index, d)
     return q_index + more_q, more_r
 
@@ -315,23 +317,30 @@ def regroup(
             continue
         if i == len(source) or j == len(target):
             return delinear(linear(index, source) if index else ZERO, target)
-        first_i, first_j = i, j
-        a, b = source[i], target[j]
-        i, j = i + 1, j + 1
+        first_i = i
+        first_j = j
+        a = source[i]
+        b = target[j]
+        i = i + 1
+        j = j + 1
         while a != b:
             if j < len(target) and exact(a, b) is not None:
-                b, j = b * target[j], j + 1
+                b = b * target[j]
+                j = j + 1
             elif i < len(source) and exact(b, a) is not None:
-                a, i = a * source[i], i + 1
+                a = a * source[i]
+                i = i + 1
             elif (
                 isinstance(a, int)
                 and isinstance(b, int)
                 and (j < len(target) if a > b else i < len(source))
             ):
                 if a > b:
-                    b, j = b * target[j], j + 1
+                    b = b * target[j]
+                    j = j + 1
                 else:
-                    a, i = a * source[i], i + 1
+                    a = a * source[i]
+                    i = i + 1
             else:
                 return delinear(linear(index, source), target)
         result += delinear(linear(index[first_i:i], source[first_i:i]), target[first_j:j])

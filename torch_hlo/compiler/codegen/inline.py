@@ -88,7 +88,8 @@ class Values:
         x: Instruction,
         outer: Sequence[Int | None],
     ) -> None:
-        self.f, self.leaves = f, leaves
+        self.f = f
+        self.leaves = leaves
         kernel = self._kernel({}, 1)
         index = [
             (

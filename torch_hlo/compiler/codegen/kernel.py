@@ -121,7 +121,8 @@ class Kernel(KernelValues):
         """
         compact = compact and self.target.masks_stores
         var, kinds, state = self._carried(extent, carry, unroll)
-        saved, self.lane_var = self.lane_var, var
+        saved = self.lane_var
+        self.lane_var = var
         try:
             if isinstance(low, int) and isinstance(high, int):
                 aligned = (high - low) % (self.lanes * unroll) == 0
@@ -159,7 +160,8 @@ class Kernel(KernelValues):
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
         self._names[var] = self.scalar(first)
-        saved, self.lane_var = self.lane_var, var
+        saved = self.lane_var
+        self.lane_var = var
         self._enter(parent.lines)
         with self._stored_last():
             body(of(var))
@@ -189,7 +191,8 @@ class Kernel(KernelValues):
         lanes = column.extent + self.lanes - 1
         var = variable("loop", (f"%t{self.unit.number()}",), lanes, parent.depth + 1)
         self._names[var] = self._names[column]
-        saved, self.lane_var = self.lane_var, var
+        saved = self.lane_var
+        self.lane_var = var
         blocks: dict[tuple[str, Index], list[str]] = {}
         self._enter(parent.lines)
         with self._stored_last():
@@ -378,7 +381,8 @@ class Kernel(KernelValues):
     def _stored_last(self) -> Iterator[None]:
         """What is stored inside is written at the end, after all that is loaded."""
         pending: list[Callable[[], None]] = []
-        outer, self._pending = self._pending, pending
+        outer = self._pending
+        self._pending = pending
         yield
         self._pending = outer
         for write in pending:

@@ -524,7 +524,8 @@ class KernelValues:
         key = ("turns", pointer, kind, start, stride, less)
         found = self.level.cache.get(key)
         if found is None:
-            t, lanes = self.e.typed(kind), self.lanes
+            t = self.e.typed(kind)
+            lanes = self.lanes
             at = [n * lanes for n in range(stride)]
             at[-1] -= less
             block = [t.load(self.address(pointer, kind, start + n)) for n in at]
@@ -546,7 +547,8 @@ class KernelValues:
         None where what is read depends on the row in other ways, too."""
         assert self._tile is not None and self.lane_var is not None
         _, column, number, blocks = self._tile
-        kind, lanes = storage.memory, self.lanes
+        kind = storage.memory
+        lanes = self.lanes
         start = index - number + (of(column) - of(self.lane_var)) * stride
         if 0 < number.depth <= start.depth:
             return None
@@ -589,7 +591,8 @@ class KernelValues:
         loads."""
         storage = STORAGE[dtype]
         values = value if isinstance(value, tuple) else (value,)
-        e, mask = self.e, self.mask()
+        e = self.e
+        mask = self.mask()
         encoded = [scalar.encode(e, dtype, v) for v in values]
         if storage.parts == 2 and e.lanes > 1 and mask is None and self.lane_stride(index) == 1:
             n = e.lanes

@@ -89,7 +89,8 @@ class Planner:
 
     def settle(self) -> None:
         """Also visit the index arrays that addresses are loaded from."""
-        done, self._settling = 0, True
+        done = 0
+        self._settling = True
         while done < len(self.accesses):
             todo = list(self.accesses)[done:]
             done = len(self.accesses)

@@ -391,7 +391,8 @@ class Program:
         key = (name, text)
         found = self._by_text.get(key)
         if found is None:
-            found, n = name, 1
+            found = name
+            n = 1
             while found in self.functions:
                 n += 1
                 found = f"{name}.{n}"

@@ -89,7 +89,8 @@ def _combined(c: Computation, threshold: int) -> Computation:
 def _needs(groups: list[_Group], bits: int, number: int) -> bool:
     """Whether a group in `bits`, or one that they depend on, is the one of this number."""
     target = 1 << number
-    seen, pending = 0, bits
+    seen = 0
+    pending = bits
     while pending:
         if pending & target:
             return True
@@ -145,7 +146,8 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
             h.reshape(h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))), (n, m.size))
         )
     mine = replace(members[0], (h.concatenate(rows, 1),), dimensions=(0,))
-    results, at = [], 0
+    results = []
+    at = 0
     for m in members:
         end = at + fixed(m.size)
         results.append(h.reshape(h.slice_(mine, (0, at), (1, end)), m.dims))

@@ -35,7 +35,8 @@ def start(program: Program, x: Instruction) -> None:
     places = program.places(x)
     if x.op != "all-reduce-start":
         assert isinstance(places, tuple), x
-        shape, places = shape.elements[1], places[1]
+        shape = shape.elements[1]
+        places = places[1]
     number = program.memo["started", x] = program.number()
     text = json.dumps(Collective.of(x).to_json())
     program.host_call(

@@ -147,7 +147,8 @@ def _split(
 def _only_updates(param: Instruction, readers: Users) -> bool:
     """Whether everything that depends on the parameter, up to the program's outputs, is computed
     element by element."""
-    pending, seen = [param], {param}
+    pending = [param]
+    seen = {param}
     while pending:
         for x in readers.get(pending.pop(), ()):
             if x.op not in _STRUCTURE and "pointwise" not in OPCODES[x.op].traits:

@@ -337,7 +337,8 @@ class Form:
         partial: bool,
         whole: bool,
     ) -> str:
-        t, p = self.tile, "p" * partial
+        t = self.tile
+        p = "p" * partial
         if self.size:
             name = f"conv_grouped_{t.suffix}_{rows}x{self.size}{p}{'w' * whole}"
             made = micro_grouped(name, t, rows, self.size, partial, whole)
@@ -504,7 +505,8 @@ class _RowTile:
         rest: list[str],
     ) -> None:
         """Sums of sums: a single chain would lose digits."""
-        f, t = self.f, self.form.tile
+        f = self.f
+        t = self.form.tile
         with f.loop(0, "%runs", self.together) as tap:
             pointers = f.gep("ptr", self.pointers, f.mul(tap, POINTERS))
             part = t.gep(f, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
@@ -548,7 +550,8 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     batch_groups = x["batch_group_count"]
     size = _group_size(x, t)
     if size:
-        feature_groups, t = 1, replace(t, vectors=1)
+        feature_groups = 1
+        t = replace(t, vectors=1)
     groups = feature_groups * batch_groups
     steps = row_major_strides(lhs.dims)
     channels = size or lhs.dims[-1] // feature_groups

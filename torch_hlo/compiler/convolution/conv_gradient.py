@@ -226,7 +226,8 @@ class _Columns:
 
     def multiply(self, rows: int, row: Int) -> None:
         """A tile of `rows` rows from `row` on."""
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         with f.loop(self.n0, self.n1, t.columns) as j:
             to = t.gep(f, self.c, f.muladd(row, "%ldc", j))
             cols = f.sub(self.n1, j)
@@ -323,7 +324,8 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     *taps, channels, o = (*x.dims[2:], x.dims[1], x.dims[0]) if turned else x.dims
     depthwise = groups > 1 and channels == 1 and o == groups and t.is_float
     if depthwise:
-        groups, t = 1, replace(t, vectors=4)
+        groups = 1
+        t = replace(t, vectors=4)
     n = o // groups
     # one vector of columns and as many rows as the registers hold
     if groups > 1 and isinstance(n, int) and n <= t.lanes:
@@ -392,7 +394,9 @@ def _geometry(
             and isinstance(count, int)
         ):
             # Neighbouring taps of a row meet neighbouring channels: more rows of C.
-            m, size, count = m * count, size - count + 1, 1
+            m = m * count
+            size = size - count + 1
+            count = 1
         numbers += [
             w.size,
             size,
@@ -420,7 +424,8 @@ def _rows_of_items(
     block = max(1, GRADIENT_BLOCK_BYTES // row_bytes)
     if not isinstance(rows, int):
         return 1, rows, block
-    splits, rows_each = 1, rows
+    splits = 1
+    rows_each = rows
     if rows >= 2 * SPLITS and rows * row_bytes * 3 > 2 * SPLITS * weights * t.itemsize:
         rows_each = ceildiv(rows, SPLITS)
         splits = ceildiv(rows, rows_each)

@@ -52,7 +52,8 @@ def pack_kernel(
             *PACK_PARAMETERS,
         ],
     )
-    n, kind = t.lanes, source.kind
+    n = t.lanes
+    kind = source.kind
     turn = None
     temporary = ""
     steps = ""
@@ -98,7 +99,8 @@ class _Panel:
     valid: Int
 
     def put(self, v: str, tap: Int, c: Int) -> None:
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         at = f.mul(f.muladd(tap, "%depth", c), self.width)
         t.store(f, v, t.gep(f, self.to, at))
 

@@ -384,7 +384,9 @@ class _Item:
         cols: Int,
     ) -> None:
         """The pixels of the tiles [t0, t1), a run of tiles of one row of an image at a time."""
-        f, t, s = self.f, self.t, self.s
+        f = self.f
+        t = self.t
+        s = self.s
         with f.while_([("i64", str(t0))]) as runs:
             (tile,) = runs.vars
             f.break_if(runs, f.icmp("sge", tile, t1))
@@ -404,7 +406,8 @@ class _Item:
                 row_step = f.mul("%wide", "%ldc")
                 valid = cols
             else:
-                to, ld = self.sums, t.columns
+                to = self.sums
+                ld = t.columns
                 row_step = f.mul(wide, t.columns)
                 valid = t.columns
             sizes = (f"i64 {v}" for v in (ld, row_step, valid, wide, high))
@@ -419,7 +422,8 @@ class _Item:
         self, epilogue: Epilogue, pixel: Int, wide: Int, high: Int, j: Int, cols: Int
     ) -> None:
         """The epilogue on pixels; whole rows of an image follow each other."""
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         each = f.select(f.icmp("eq", wide, "%wide"), "i64", f.mul(high, wide), wide)
         with f.loop(0, f.mul(high, wide), each) as done:
             at = f.muladd(f.div(done, each), "%wide", pixel)

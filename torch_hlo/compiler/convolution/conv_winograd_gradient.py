@@ -39,7 +39,8 @@ from .conv_winograd import (
     transposed,
 )
 
-ROWS, COLUMNS = 64, 128  # weights of an item: sums of 512 KB
+ROWS = 64  # weights of an item: sums of 512 KB
+COLUMNS = 128
 NUMBERS = (
     "tiles",
     "tiles_each",
@@ -189,7 +190,8 @@ class _Item:
 
     def multiply(self, kernel: str, more: str, rows: Int, cols: Int) -> None:
         """M, point by point, added to what is there when `more`."""
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         with f.loop(0, self.s.inputs**2) as point:
             for i, (to, plane) in enumerate(zip(self.transformed, self.planes, strict=True)):
                 place = t.gep(f, to, f.mul(point, plane))

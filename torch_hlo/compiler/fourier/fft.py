@@ -448,7 +448,8 @@ class _Stages:
 
     def whole(self, name: str) -> str:
         """All stages of a line, by one thread."""
-        n, real = self.p.n, self.real
+        n = self.p.n
+        real = self.real
         w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
         f = w.f
         c = w.c
@@ -478,7 +479,8 @@ class _Stages:
 
         def build(name: str) -> str:
             w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
-            f, c = w.f, w.c
+            f = w.f
+            c = w.c
             with f.items() as item:
                 line, block = f.divmod(item, many)
                 given = c.at("%from", f.mul(line, from_stride))

@@ -26,7 +26,8 @@ def radices(n: int) -> tuple[int, ...] | None:
     """Factors of n in the order of the passes, eights and fours first; None when a prime above
     LARGEST_PRIME divides n."""
     twos = (n & -n).bit_length() - 1
-    rest, odd = n >> twos, []
+    rest = n >> twos
+    odd = []
     for p in range(3, LARGEST_PRIME + 1, 2):
         while rest % p == 0:
             odd.append(p)

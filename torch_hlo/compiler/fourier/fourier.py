@@ -84,9 +84,11 @@ def _rewritten(c: Computation) -> Computation:
 def _real_inverse(x: Instruction) -> Instruction:
     """The real part of an inverse transform of half a spectrum: Re(h) = (h + conj h) / 2, so the
     other half is its mirror image."""
-    y, factor = x.operand, 1.0
+    y = x.operand
+    factor = 1.0
     if y.op == "multiply" and (c := _number(y.operands[1])) is not None:
-        y, factor = y.operand, c
+        y = y.operand
+        factor = c
     rank = x.rank
     if y.op == "fft" and y["fft_type"] == "IFFT":
         d = rank - 1
@@ -276,7 +278,8 @@ def _conjugate(x: Instruction) -> Instruction:
 def _mirrored(x: Instruction, n: int) -> Instruction:
     """All n points of a line's spectrum from the n // 2 + 1 that real lines have. The first one is
     real."""
-    rank, half = x.rank, n // 2 + 1
+    rank = x.rank
+    half = n // 2 + 1
     first = b.slice_(x, (0,) * rank, (*x.dims[:-1], 1))
     first = b.complex_(b.real(first), b.subtract(b.imag(first), b.imag(first)))
     low = b.slice_(x, (*(0,) * (rank - 1), 1), x.dims)

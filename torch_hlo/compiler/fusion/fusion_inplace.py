@@ -55,7 +55,8 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
 def _read_at_own_index(p: Instruction, reads: Users, reductions: bool) -> bool:
     """Every path from `p` up to the results (or, if allowed, to reductions) keeps the linear
     index."""
-    stack, seen = [p], {p}
+    stack = [p]
+    seen = {p}
     while stack:
         x = stack.pop()
         for u in reads[x]:
@@ -84,7 +85,8 @@ def _read_at_own_index(p: Instruction, reads: Users, reductions: bool) -> bool:
 def _is_pointwise(x: Instruction) -> bool:
     """True for a result with one element per point of the kernel's space; results of reductions are
     written at other times."""
-    stack, seen = [x], {x}
+    stack = [x]
+    seen = {x}
     while stack:
         y = stack.pop()
         if y.op == "reduce":

@@ -157,7 +157,8 @@ def _is_widened(value: Instruction) -> bool:
 
 
 def _is_narrower(x: Instruction, y: Instruction) -> bool:
-    a, c = DTYPES[x.dtype], DTYPES[y.dtype]
+    a = DTYPES[x.dtype]
+    c = DTYPES[y.dtype]
     return a.kind == c.kind == "f" and a.bits < c.bits
 
 

@@ -228,7 +228,8 @@ class Plan:
 
     def _is_total(self, i: int, a: int) -> bool:
         """Whether `i` is computed from a reduction of the array `a`, in a few steps."""
-        stack, seen = [i], {i}
+        stack = [i]
+        seen = {i}
         while stack and len(seen) <= NEAR:
             i = stack.pop()
             if self.kind[i] == REDUCE and (a, SAME) in self.sources[i]:

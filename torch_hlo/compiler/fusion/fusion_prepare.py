@@ -139,7 +139,8 @@ def _are_last(dims: Ints, x: Instruction) -> bool:
 
 
 def _is_small(x: Instruction) -> bool:
-    a, size = x.size, x.operand.size
+    a = x.size
+    size = x.operand.size
     return isinstance(a, int) and isinstance(size, int) and a * FEWER <= size
 
 
@@ -150,7 +151,8 @@ def _needs_memory(
     root: Instruction,
 ) -> bool:
     """True when something other than elementwise instructions and small moves reads `v`."""
-    stack, seen = [v], {v}
+    stack = [v]
+    seen = {v}
     while stack:
         for u in reads[stack.pop()]:
             if u is root:

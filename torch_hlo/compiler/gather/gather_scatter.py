@@ -312,7 +312,8 @@ class Scatter:
 
     def starts(self, batch: list[Int]) -> tuple[Int, str | None]:
         """(element offset of the window's start in the operand, condition that the window fits)."""
-        f, x = self.f, self.x
+        f = self.f
+        x = self.x
         index_strides = list(row_major_strides(self.indices.dims))
         component_stride = (
             index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.rank else 0

@@ -225,7 +225,8 @@ class _Sorted:
 
     def enter(self) -> Int:
         """Take the thread's vector of the window; returns the rest of the thread's number."""
-        f, form = self.f, self.form
+        f = self.f
+        form = self.form
         sizes = [self.size(n) for n in form.window_sizes]
         if sizes:
             sizes[-1] = f.div(sizes[-1], self.lanes)
@@ -244,7 +245,8 @@ class _Sorted:
 
     def update(self, i: Int) -> list[Value]:
         """The thread's vector of the i-th window in order."""
-        f, form = self.f, self.form
+        f = self.f
+        form = self.form
         window = f.op(f"zext i32 {f.load_at('i32', '%order', i)} to i64")
         batch = digits(f, window, [self.size(form.update_dims[d]) for d in form.scatter_positions])
         at = f.add(

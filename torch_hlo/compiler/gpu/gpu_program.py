@@ -160,7 +160,8 @@ class GpuProgram(Program):
         return name
 
     def step(self, x: Instruction) -> None:
-        outer, self._step = self._step, x
+        outer = self._step
+        self._step = x
         self._depth += 1
         lines = self.code.lines
         work = self._work

@@ -16,7 +16,9 @@ from torch_hlo.frozen import frozen
 
 from ..llvm import CpuTarget, Target, host
 
-GLOBAL, SHARED, CONSTANT = 1, 3, 4  # address spaces
+GLOBAL = 1  # address spaces
+SHARED = 3
+CONSTANT = 4
 
 # The calling convention of kernels, and the line at which the threads of a group meet (LLVM 20 and
 # 22 have no name for it in common).

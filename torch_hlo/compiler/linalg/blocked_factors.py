@@ -301,7 +301,8 @@ class Kernel:
     def mirror(self, source: Matrix, target: Matrix, n: Int, lower: bool) -> None:
         """The lower (upper) triangle of target := the other one of source, turned, and as much as
         the blocks of the diagonal hold besides."""
-        f, width = self.f, self.lanes
+        f = self.f
+        width = self.lanes
         with f.loop(0, n, width) as i, f.loop(0, f.add(i, 1), width) as j:
             first, other = (j, i) if lower else (i, j)  # of the block's rows in source
             rows, columns = (
@@ -401,7 +402,8 @@ def emit_lu(program: Program, x: Instruction) -> None:
     f = Writer(program, "lu", "i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order")
     kernel = Kernel(f, a.dtype)
     size = Sizes(f)
-    rows, columns = size(m), size(n)
+    rows = size(m)
+    columns = size(n)
     steps = f.min(rows, columns)
     elements = f.mul(rows, columns)
     with f.items() as item:

@@ -90,7 +90,8 @@ def cholesky(program: Program, x: Instruction) -> None:
             x,
         )
     _check(x)
-    n, dtype = x.dims[-1], x.dtype
+    n = x.dims[-1]
+    dtype = x.dtype
     if x.size == 0:
         return
     lower = x["lower"]

@@ -39,7 +39,8 @@ class _Panel(Kernel):
         )
 
     def vectors(self, m: Matrix, i: Int, masks: Sequence[str | None]) -> list[str]:
-        f, lanes = self.f, self.lanes
+        f = self.f
+        lanes = self.lanes
         return [
             load_real(f, self.dtype, m.pointer, m.at(f, i, p * lanes), lanes, mask)
             for p, mask in enumerate(masks)
@@ -81,7 +82,8 @@ class _Panel(Kernel):
 
     def reflect(self, x: Matrix, s: Matrix, rows: Int, columns: Int) -> None:
         """A panel x := R on and above the diagonal, the reflections below it; s is made."""
-        f, whole = self.f, self.whole
+        f = self.f
+        whole = self.whole
         for_all = ["zeroinitializer"] * self.parts
         with f.loop(0, BLOCK) as j:
             self.write(for_all, s, j, whole)
@@ -144,7 +146,8 @@ class _Panel(Kernel):
 
     def _reflection(self, x: Matrix, k: Int) -> tuple[str, str, str]:
         """(the diagonal element of R, tau, the factor that makes v_k of the column)."""
-        f, kind = self.f, self.kind
+        f = self.f
+        kind = self.kind
         tail = self.get(self.row, 0, k)
         head = self.get(x, k, k)
         norm = self.t.sqrt(self.t.fma(head, head, tail))

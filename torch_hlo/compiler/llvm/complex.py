@@ -63,7 +63,8 @@ def divide(t: Typed, a: Pair, b: Pair) -> Pair:
 
 def absolute(t: Typed, a: Pair) -> str:
     """Scaled by the larger part, so that squares neither overflow nor vanish."""
-    x, y = t.abs(a[0]), t.abs(a[1])
+    x = t.abs(a[0])
+    y = t.abs(a[1])
     swap = t.cmp("olt", x, y)
     big = t.select(swap, y, x)
     small = t.select(swap, x, y)

@@ -272,7 +272,8 @@ def apart(e: Emit, kind: str, block: Sequence[str]) -> list[str]:
 
 def in_turns(e: Emit, kind: str, values: Sequence[str]) -> list[str]:
     """The inverse: the vectors that hold element 0 of every value, then element 1 of every one."""
-    n, lanes = len(values), e.lanes
+    n = len(values)
+    lanes = e.lanes
     if n == 1:
         return list(values)
     p = _factor(n)
@@ -292,13 +293,15 @@ def _factor(n: int) -> int:
 def _picked(e: Emit, kind: str, block: Sequence[str], numbers: Sequence[int]) -> str:
     """A vector of elements by their numbers in the whole block."""
     lanes = e.lanes
-    vector, places = block[0], [n % lanes for n in numbers]
+    vector = block[0]
+    places = [n % lanes for n in numbers]
     for v, other in enumerate(block[1:], 1):
         places = [
             n - (v - 1) * lanes if n // lanes == v else at
             for n, at in zip(numbers, places, strict=True)
         ]
-        vector, places = e.shuffle(kind, vector, other, lanes, places), list(range(lanes))
+        vector = e.shuffle(kind, vector, other, lanes, places)
+        places = list(range(lanes))
     return vector
 
 
@@ -410,7 +413,8 @@ class Typed:
 
     def external(self, name: str, *arguments: str) -> str:
         """A C function of scalars of this kind, called for every lane."""
-        e, kind = self.e, self.kind
+        e = self.e
+        kind = self.kind
         e.unit.externals[name] = f"declare {kind} @{name}({', '.join([kind] * len(arguments))}) #1"
         if e.lanes == 1:
             return e.op(f"call {kind} @{name}({', '.join(f'{kind} {a}' for a in arguments)})")
@@ -425,7 +429,8 @@ class Typed:
     def load(self, pointer: str, align: int = 0, mask: str | None = None) -> str:
         """Consecutive elements; lanes that are off in `mask` are not read and are zero. `align`: in
         bytes, where it is not that of an element."""
-        t, align = self.type, align or BITS[self.kind] // 8
+        t = self.type
+        align = align or BITS[self.kind] // 8
         if not mask:
             return self.e.op(f"load {t}, ptr {pointer}, align {align}")
         # LLVM 22 reads the alignment of masked accesses as an argument too, as those before it do.
@@ -442,7 +447,8 @@ class Typed:
         mask: str | None = None,
         nontemporal: bool = False,
     ) -> None:
-        t, align = self.type, align or BITS[self.kind] // 8
+        t = self.type
+        align = align or BITS[self.kind] // 8
         if not mask:
             self.e.do(
                 f"store {t} {value}, ptr {pointer}, align {align}"
@@ -467,7 +473,8 @@ class Typed:
         mask: str | None = None,
     ) -> str:
         """Elements at pointer[offsets]."""
-        n, t = self.e.lanes, self.type
+        n = self.e.lanes
+        t = self.type
         where, m = self._places(pointer, offsets, offset_kind, mask)
         return self.e.op(
             f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, {m}, {t} zeroinitializer)"

@@ -144,7 +144,8 @@ def _reduce(target: Target, name: str) -> str:
     x = m 2^e. Of m * 2/pi * 2^e only the bits below 4 matter: 192 bits of 2/pi from there on times
     the 53 bits of m."""
     c = _Code(target)
-    i, d = c.i, c.d
+    i = c.i
+    d = c.d
     words = [0] * _LEAD + [
         (_two_over_pi(_TABLE_BITS) >> (_TABLE_BITS - 32 * (k + 1))) & 0xFFFFFFFF
         for k in range(_TABLE_BITS // 32)
@@ -206,7 +207,8 @@ def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
 @_routine("sin", "cos", needs=("torch_hlo_reduce",))
 def _sin_or_cos(target: Target, name: str) -> str:
     c = _Code(target)
-    d, i = c.d, c.i
+    d = c.d
+    i = c.i
 
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
@@ -221,7 +223,8 @@ def _sin_or_cos(target: Target, name: str) -> str:
 @_routine("tan", needs=("torch_hlo_reduce",))
 def _tan(target: Target, name: str) -> str:
     c = _Code(target)
-    d, i = c.d, c.i
+    d = c.d
+    i = c.i
 
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
@@ -291,7 +294,9 @@ def _pow(target: Target, name: str) -> str:
     """x^y = 2^n exp(r). log x is a pair of doubles, so that y log x is right to the last bits even
     where it is large."""
     c = _Code(target)
-    d, i, e = c.d, c.i, c.e
+    d = c.d
+    i = c.i
+    e = c.e
     a = d.abs("%x")
     # ln 2 = sum of 1 / (k 2^k), to 160 bits
     two = sum((Fraction(1, k << k) for k in range(1, 160)), Fraction(0))
@@ -324,7 +329,9 @@ def _pow(target: Target, name: str) -> str:
 
 def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
     """log a, as a pair; `high` + `low` = log 2."""
-    d, i, e = c.d, c.i, c.e
+    d = c.d
+    i = c.i
+    e = c.e
     tiny = d.cmp("olt", a, 2.0**-1022)
     bits = d.bits(d.select(tiny, d.mul(a, 2.0**54), a))
     k = i.bin("ashr", i.sub(bits, 0x3FE6A09E667F3BCD), 52)
@@ -355,7 +362,8 @@ def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
 
 def _special_powers(c: _Code, a: str, power: str) -> str:
     """`power` but for zero, infinity, and negative numbers (C standard, annex F)."""
-    d, e = c.d, c.e
+    d = c.d
+    e = c.e
     grows = d.cmp("ogt", "%y", 0.0)
 
     def edge(t: float, f: float) -> str:

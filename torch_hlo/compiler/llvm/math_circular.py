@@ -96,7 +96,8 @@ def _circular32(t: Typed, x: str, shift: int, reduced: tuple[str, str]) -> str:
     return t.select(t.cmp("olt", t.abs(x), INF), y, NAN)
 
 
-_ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enough
+_ACCURATE = 1e12  # up to here the parts of pi/2 are enough
+_ACCURATE_SHORT = 1e6
 
 
 @falls_back
@@ -228,7 +229,8 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     """From the angle to the nearer axis, whose tangent low / high is at most 1; above a bound from
     the angle to the diagonal: (low - high) / (low + high)."""
     narrow = t.kind == "float"
-    a, b = t.abs(y), t.abs(x)
+    a = t.abs(y)
+    b = t.abs(x)
     steep = t.cmp("ogt", a, b)
     low = t.select(steep, b, a)
     high = t.select(steep, a, b)

@@ -202,7 +202,8 @@ _ERFINV = {
 
 def _erf_inv(t: Typed, x: str, ranges: int) -> str:
     w = t.neg(log(t, t.mul(t.sub(1.0, x), t.add(1.0, x))))
-    r, root = "", ""
+    r = ""
+    root = ""
     for least, middle, coefficients in _ERFINV[t.kind][:ranges]:
         if least and not root:
             root = t.sqrt(w)

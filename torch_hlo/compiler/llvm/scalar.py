@@ -132,7 +132,8 @@ def _bf16(e: Emit, value: str) -> str:
         return e.cast("bitcast", _rounded(e, value, "bfloat"), "bfloat", "i16")
     if e.unit.has("avx512bf16") and e.lanes > 1:
         # LLVM would turn what moves these bits into moves of bf16, which it has no instructions for
-        n, pairs = e.lanes, f"<{e.lanes // 2} x float>"
+        n = e.lanes
+        pairs = f"<{e.lanes // 2} x float>"
         rounded = _rounded(e, value, "bfloat")
         bits = e.op(f"bitcast <{n} x bfloat> {rounded} to {pairs}")
         if n > 2:

@@ -57,7 +57,8 @@ def _count(rows: int, least: int) -> int:
 def _has_rows(x: Instruction) -> bool:
     """Whether values per row enter, as in gradients of layer norm: the sums that these come from
     are walked in the same kernel."""
-    seen, todo = {x}, [x]
+    seen = {x}
+    todo = [x]
     while todo and len(seen) < LOOKED_AT:
         for o in todo.pop().operands:
             if o.is_tuple or o.size != x.size or o in seen:

@@ -208,7 +208,8 @@ class LoopNest:
         if loops.across is not None and isinstance(extents[-1], int) and extents[-1] < lanes:
             whole = plan_loops(self._walk, self.dims, self.leaves, lanes)
             if _tiles(whole, whole.extents, lanes, self.in_place):
-                self.loops, self.extents = whole, whole.extents
+                self.loops = whole
+                self.extents = whole.extents
                 return
         count = 1
         while len(extents) > 1:

@@ -26,7 +26,8 @@ from .row_plan import RowPlan, Walk
 
 COLUMNS = 32  # rows across memory whose threads are neighbours
 MOST_THREADS = 256
-LONG_ROW, LONG_THREADS = 8192, 512  # elements of a row that more threads walk
+LONG_ROW = 8192  # elements of a row that more threads walk
+LONG_THREADS = 512
 MOST_SLICES = 32
 BUSY_THREADS = 1 << 16  # that a device should have
 SHORT_ROW = 32  # elements: one thread walks such a row alone
@@ -97,7 +98,8 @@ class RowGroup(GroupKernel):
         first = op(f"mul i64 %kernel.t, {self.lanes}") if self.lanes > 1 else "%kernel.t"
         if str(low) != "0":
             first = op(f"add i64 {first}, {low}")
-        saved, self.lane_var = self.lane_var, var
+        saved = self.lane_var
+        self.lane_var = var
         try:
             return self._vector_loop(
                 var,

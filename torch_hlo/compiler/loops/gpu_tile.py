@@ -92,7 +92,8 @@ class TileKernel(Kernel):
                 columns,
                 parent.depth + 1,
             )
-            saved, self.lane_var = self.lane_var, lane
+            saved = self.lane_var
+            self.lane_var = lane
             with self._stored_last():
                 for number in range(self._passes):
                     row = self.named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
@@ -133,7 +134,8 @@ class TileKernel(Kernel):
         if key is None:
             return super()._load(pointer, storage, index)
         name = self._turned.setdefault(key, f"@SELF.tile{len(self._turned)}")
-        e, kind = self.e, storage.memory
+        e = self.e
+        kind = storage.memory
         scalar = self.level.scalar
         row = self._at(self._number)
         parts = []
@@ -181,8 +183,10 @@ class TileKernel(Kernel):
         parent = self.levels[-1]
         op = parent.scalar.op
         lane = self.named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
-        saved, self.lane_var = self.lane_var, lane
-        canonical, self._canonical = self._canonical, None
+        saved = self.lane_var
+        self.lane_var = lane
+        canonical = self._canonical
+        self._canonical = None
         assert canonical is not None
         self._enter(parent.lines)
         e = self.level.emit

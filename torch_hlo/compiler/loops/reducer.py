@@ -213,7 +213,8 @@ class Reducer:
     def fold_lanes(self, k: Kernel, accs: Sequence[str]) -> list[str]:
         """Fold the lanes of a vector accumulator, and the threads that share an item: scalar
         operands."""
-        accs, lanes = list(accs), k.lanes
+        accs = list(accs)
+        lanes = k.lanes
         while lanes > 1:
             lanes //= 2
             with _vectors(k, lanes):

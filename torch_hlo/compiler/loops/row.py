@@ -182,7 +182,8 @@ class RowEmitter:
             low, high = self._range(c)
             if c.by_lanes:
                 self.lane_range = (low, high)
-                low, high = "0", k.size(c.rows)
+                low = "0"
+                high = k.size(c.rows)
             rest = tuple(plan.dims[d] for d in c.rest_dims)
             registers = [r for r in plan.late_reduces if r in self.slots]
             sums = [(self.reducers[r], self.reducers[r].identity(k)) for r in registers]
@@ -209,7 +210,8 @@ class RowEmitter:
 
     # -- one row
     def _row(self, where: dict[int, Index]) -> None:
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         self.stashed.clear()
         for number in range(plan.passes):
             self._pass(number, where)
@@ -226,7 +228,8 @@ class RowEmitter:
             k.store(k.outputs[n], self.results[n].dtype, linear(row, sizes) if row else ZERO, value)
 
     def _pass(self, number: int, where: dict[int, Index]) -> None:
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         self.current_pass = number
         due = [r for r in plan.row_reduces if plan.level[r] - 1 == number]
         late = [r for r in plan.late_reduces if plan.level[r] == number]
@@ -311,7 +314,8 @@ class RowEmitter:
 
     def _first_aligned(self, row: dict[int, Index], end: int | str) -> str:
         """Number of the first element of a row, at most `end`, that is aligned in memory."""
-        k, dims = self.k, self.plan.dims
+        k = self.k
+        dims = self.plan.dims
         op = k.level.scalar.op
         start = k.scalar(linear([row[d] for d in range(len(dims))], dims))
         missing = op(f"and i64 {op(f'sub i64 0, {start}')}, {k.lanes - 1}")
@@ -319,7 +323,8 @@ class RowEmitter:
 
     def _bind(self, x: Instruction, folded: Sequence[str]) -> None:
         """Give a row's reduction its scalar accumulators as value."""
-        k, r = self.k, self.reducers[x]
+        k = self.k
+        r = self.reducers[x]
         values = r.grouped(r.finish(k, folded))
         # An index that seems to vary within the row still means this row.
         k.bind_reduce(
@@ -367,7 +372,8 @@ class RowEmitter:
         writes: Sequence[int],
     ) -> list[str]:
         """One vector: the next accumulators; column sums and results go to memory."""
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         point = [where[d] for d in range(len(plan.dims))]
         at = linear(point, plan.dims)
         self.where = where
@@ -408,7 +414,8 @@ class RowEmitter:
 
     def _split(self, reducers: list[Reducer], copies: list[list[str]]) -> list[list[str]]:
         """Per reducer the accumulators of all unrolled copies folded into one."""
-        finals, used = [], 0
+        finals = []
+        used = 0
         for r in reducers:
             n = len(r.kinds)
             finals.append(r.fold_copies(self.k, [c[used : used + n] for c in copies]))
@@ -492,7 +499,8 @@ class RowEmitter:
         self, r: Instruction, kept: Index, write: Callable[[Index], None], unroll: int = 1
     ) -> None:
         """Loop over the current item's columns in the partial buffer."""
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         count = product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
         whole = product(plan.dims[d] for d in plan.late_kept[r])
         base = combine(((self.chunk, whole), (kept, count)))

@@ -25,7 +25,8 @@ from .row_plan import RowPlan
 LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
 ITEMS = 16
 # which row is asked for, where its distance in bytes is at least so large
-ROWS_AHEAD, FAR = 8, 1024
+ROWS_AHEAD = 8
+FAR = 1024
 
 
 # (indices within the rows, position in the block, accumulators): what is written per element
@@ -83,7 +84,8 @@ class StridedEmitter:
         return self.blocks * product(self.plan.dims[d] for d in self.majors)
 
     def emit(self) -> RowKernel:
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         with k.loop("%lo", "%hi", self.items) as item:
             majors = self.majors
             major, block = divide(item, self.blocks) if majors else (ZERO, item)
@@ -132,7 +134,8 @@ class StridedEmitter:
         return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.dims))
 
     def _pass(self, number: int) -> None:
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         due = [r for r in plan.row_reduces if plan.level[r] - 1 == number]
         writes = plan.full_outputs if number == plan.passes - 1 else []
         if not due and not writes:
@@ -168,7 +171,8 @@ class StridedEmitter:
     ) -> None:
         """Loops over `dims` of the rows, around loops over the block. Sums of `blocked` are taken
         in blocks of elements where there are many, so that they stay accurate."""
-        k, plan = self.k, self.plan
+        k = self.k
+        plan = self.plan
         if not dims:
             self._rows(lambda j: body(inside, j, accs), every=True)
             return
@@ -205,7 +209,8 @@ class StridedEmitter:
     def _prefetch(self, at: Index) -> None:
         """A row that comes later is asked for: the processor's prefetcher stops at pages, and
         neighbours along a row lie in several."""
-        k, dims = self.k, self.plan.dims
+        k = self.k
+        dims = self.plan.dims
         gap = product(dims[self.plan.inner[-1] + 1 :])
         vectors = k.e.lanes > 1 and k.level.tail is None
         if not (k.target.steers_caches and vectors and isinstance(gap, int)):
@@ -218,7 +223,8 @@ class StridedEmitter:
     # -- accumulators
     def _new(self, x: Instruction) -> list[str]:
         """Accumulators of a block of rows, set to the identity."""
-        r, k = self.reducers[x], self.k
+        r = self.reducers[x]
+        k = self.k
         values = r.grouped(r.identity(k))
         slots = [
             k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts)

@@ -23,7 +23,8 @@ STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each op
 GAP = 16
 WORDS = Tile("i32", 16, 16, 1)
 # of AVX512-BF16's micro-kernel: rows whose sums are in registers, pairs that a turn multiplies
-ROWS, TOGETHER = 11, 4
+ROWS = 11
+TOGETHER = 4
 FEW_ROWS = (4, 8)
 PAIRS_AHEAD = 2  # steps
 _PAIRS_OF_LANES = "<32 x i16>"
@@ -265,7 +266,8 @@ def _micro_pairs(f: Function, few: Ints, ahead: bool, strided: bool) -> None:
 
 def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> None:
     """These rows of the block of C: two vectors of sums each, which stay in registers."""
-    places, masks = [], []
+    places = []
+    masks = []
     for j in range(2):
         columns = f.lane_mask(16, 16 * j, "%cols")
         for row in rows:

@@ -51,7 +51,8 @@ def partition(
     is taken does not change results: every element of C is summed in one item."""
     step = t.columns
     if not (isinstance(tiles, int) and isinstance(n, int)):
-        rows, columns = 16, 8 * step
+        rows = 16
+        columns = 8 * step
         return Partition(rows, columns, ceildiv(tiles, rows), ceildiv(n, columns), False)
     m, k, batch = (
         v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8))

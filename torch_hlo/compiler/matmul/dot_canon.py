@@ -141,7 +141,8 @@ def _products(d: Dot, dtype: str, dims: Dims, first: int = 0) -> Instruction:
     `first` on."""
     summed = range(first, first + len(d.contract))
     free = [i for i in range(len(dims)) if i not in summed]
-    n, m = len(d.batch), len(d.lhs_free)
+    n = len(d.batch)
+    m = len(d.lhs_free)
     sides = (0, d.x, d.lhs_free, free[n : n + m]), (1, d.y, d.rhs_free, free[n + m :])
     spread = []
     for side, x, own, at in sides:

@@ -101,7 +101,8 @@ class _Packing:
 
 
 def _packing_amx(x: Instruction, p: Product, target: Target) -> _Packing | None:
-    n, k = fixed(p.n), fixed(p.k)
+    n = fixed(p.n)
+    k = fixed(p.k)
     e = element(target, types_of(x))
     if k > K_SINGLE or e is None:
         return None
@@ -117,7 +118,8 @@ def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Pack
     left, right = (SOURCES[o.dtype, kind] for o in x.operands)
     plan = plan_of(p, t, (left, right))
     direct = plan.form_b == "direct" and not in_loop
-    n, k = fixed(p.n), fixed(p.k)
+    n = fixed(p.n)
+    k = fixed(p.k)
     other = is_turned(p, t) or plan.kernel != "tiles"
     if other or hint(p.m, 0) > KEPT_ROWS or direct or k % t.lanes:
         return None
@@ -241,7 +243,8 @@ def emit_product(
     t = product_tile(kind, program.target.vector_bytes)
     turned = is_turned(p, t)
     if turned:
-        p, dtypes = swapped(p), dtypes[::-1]
+        p = swapped(p)
+        dtypes = dtypes[::-1]
         pointers = [pointers[1], pointers[0], *pointers[2:]]
     sources = SOURCES[dtypes[0], kind], SOURCES[dtypes[1], kind]
     plan = with_fields(plan_of(p, t, sources), turned=turned)

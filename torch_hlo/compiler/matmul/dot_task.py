@@ -172,7 +172,8 @@ def _call_gemv(
     high = plan.heights[0]
     count = f.sub(at.n1, at.n0)
     ldc: Int = "%ldc"
-    c, sums = at.c, ""
+    c = at.c
+    sums = ""
     if epilogue is not None:
         sums = f.alloca(t.kind, high * 2 * GEMV_STRIP, 64)
         ldc = high if plan.turned else 2 * GEMV_STRIP

@@ -465,7 +465,8 @@ class _RowTile:
 
     def multiply(self, rows: int, partial: bool = False) -> None:
         """The loop over pairs of panels."""
-        f, gemm = self.f, self.gemm
+        f = self.f
+        gemm = self.gemm
         rest = [f"i64 {self.height}"] * partial + ["i64 %b_k"] * gemm.direct
         with f.loop(self.j0, self.j1, gemm.t.columns) as j:
             b = self.b_panel(j)
@@ -532,7 +533,8 @@ class _RowTile:
 
     def next_of_b(self, j: Int, coming: str) -> str:
         """The line of B's next block that a call asks for."""
-        f, gemm = self.f, self.gemm
+        f = self.f
+        gemm = self.gemm
         calls = f.ceildiv(f.sub(self.j1, self.j0), gemm.t.columns)
         before = f.mul(f.sub(self.i, "%tile0"), calls)
         call = f.add(before, f.div(f.sub(j, self.j0), gemm.t.columns))

@@ -477,7 +477,8 @@ class _RowTile:
     def next_of_a(self, s: Int, count: Int) -> tuple[str, Int]:
         """What is packed next, more of the same rows or the next ones from the start, and the bytes
         of a row."""
-        f, e = self.f, self.gemm.element
+        f = self.f
+        e = self.gemm.element
         last = f.icmp("sge", f.add(s, count), self.steps)
         further = f.select(last, "i64", 0, f.mul(f.add(s, count), e.depth))
         k = f.add(self.first_k, further)
@@ -496,7 +497,8 @@ class _RowTile:
         coming: tuple[str, Int] | None,
     ) -> None:
         """Call the micro-kernel on a piece of K of the panel at column `j`."""
-        f, gemm = self.f, self.gemm
+        f = self.f
+        gemm = self.gemm
         b_base, first, panels = self.b
         number = f.div(f.sub(j, self.j0), BLOCK)
         b = b_panel(f, b_base, s, count, f.add(number, first), panels)

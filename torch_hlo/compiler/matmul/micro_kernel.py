@@ -155,7 +155,8 @@ class _Writing:
 
     def step(self, c: list[str], a_at: list[str], b_at: list[str], u: int) -> None:
         """Add the products of step `u` along K to the sums `c`."""
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         b = self.right_vectors(b_at, u)
         for i in range(self.kernel.rows):
             for j, a in enumerate(self.broadcast(a_at, i, u)):
@@ -164,7 +165,8 @@ class _Writing:
 
     def broadcast(self, pointers: list[str], i: int, u: int) -> list[str]:
         """Element `u` of row `i`, for each vector of B."""
-        f, t = self.f, self.t
+        f = self.f
+        t = self.t
         if self.kernel.in_rows:
             at = pointers[i // SHARED]
             which, scale = _MULTIPLES[i % SHARED]

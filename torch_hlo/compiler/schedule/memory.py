@@ -324,7 +324,8 @@ class _Assigner:
         if scratch := self._scratch():
             among, end = self._offsets([*static, *scratch])
             if end <= top + top // 32:
-                places, top = among, end
+                places = among
+                top = end
         for b in static:
             b.slot = Slot("arena", 0, places[b], b.nbytes)
         arena = self._pack_symbolic([b for b in mine if not isinstance(b.nbytes, int)], top)
@@ -336,13 +337,15 @@ class _Assigner:
         order = sorted(buffers, key=lambda b: (-fixed(b.nbytes), b.start))
         n = len(order)
         starts, ends, lows, highs = (np.zeros(n, np.int64) for _ in range(4))
-        places, top = {}, 0
+        places = {}
+        top = 0
         for i, b in enumerate(order):
             size = _align(fixed(b.nbytes))
             clash = np.nonzero(
                 (starts[:i] <= b.end) & (ends[:i] >= b.start) & (highs[:i] > lows[:i])
             )[0]
-            gaps, at = [], 0  # those that are large enough: size, start
+            gaps = []  # those that are large enough: size, start
+            at = 0
             for k in clash[np.argsort(lows[clash], kind="stable")]:
                 gap = int(lows[k]) - at
                 if gap >= size:

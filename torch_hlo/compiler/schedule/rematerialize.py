@@ -148,7 +148,8 @@ class _Round:
             if life.start >= 0 and not life.kept:
                 change[life.start] += life.nbytes
                 change[max(life.uses, default=life.start) + 1] -= life.nbytes
-        live, totals = 0, []
+        live = 0
+        totals = []
         for c in change:
             live += c
             totals.append(live)
@@ -315,7 +316,8 @@ def leaves(x: Instruction) -> list[Leaf]:
         elif x.op == "tuple":
             if not path:
                 return [leaf for o in x.operands for leaf in leaves(o)]
-            x, path = x.operands[path[0]], path[1:]
+            x = x.operands[path[0]]
+            path = path[1:]
             continue
         x = x.operand
     if path:

@@ -81,7 +81,8 @@ def rounds_late(x: Instruction) -> bool:
 
 def exact(a: str, b: str) -> bool:
     """Every value of type `a` survives conversion to type `b`."""
-    old, new = DTYPES[a], DTYPES[b]
+    old = DTYPES[a]
+    new = DTYPES[b]
     if a == b or old.kind == "p":
         return True
     if new.kind == "p" or old.kind == "c" and new.kind != "c":
@@ -176,7 +177,8 @@ def not_compare(inner: Instruction, x: Instruction, y: Instruction) -> Instructi
 
 def extreme(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
     """maximum(x, lowest) -> x, maximum(x, highest) -> highest unless NaN."""
-    value, dtype = splat(c), x.dtype
+    value = splat(c)
+    dtype = x.dtype
     low = h.lowest(dtype)
     high = h.highest(dtype)
     if out.op == "minimum":

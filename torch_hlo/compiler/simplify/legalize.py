@@ -97,7 +97,8 @@ def batch_norm_grad(out: Instruction) -> Instruction:
     x, scale, mean, variance, grad = _wide(*out.operands)
     inverse = 1 / _deviation(variance, out)
     centred = (x - _along(mean, x, axis)) * _along(inverse, x, axis)
-    grad_offset, grad_scale = _total(grad, axis), _total(grad * centred, axis)
+    grad_offset = _total(grad, axis)
+    grad_scale = _total(grad * centred, axis)
     count = _count(x.x, axis, grad_offset)
     inner = grad - _along(grad_offset / count, x, axis)
     inner = inner - centred * _along(grad_scale / count, x, axis)
@@ -185,7 +186,8 @@ def bitcast_convert(out: Instruction) -> Instruction | None:
         return None
     bits = _cast(x, f"u{have}")
     if have != want:
-        word, dims = f"u{max(have, want, 8)}", (x if have < want else out).dims
+        word = f"u{max(have, want, 8)}"
+        dims = (x if have < want else out).dims
         last = len(dims) - 1
         places = Terms(h.iota(word, dims, last)) * few
         bits = h.convert(bits, word)

@@ -41,21 +41,28 @@ def groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], li
         right = [b] if b < len(new) else []
         p: Size = old[a] if left else 1
         q: Size = new[b] if right else 1
-        a, b = a + len(left), b + len(right)
+        a = a + len(left)
+        b = b + len(right)
         while p != q:
             # Grow the smaller side; of symbolic products the one that the other is divisible by.
             if _smaller(p, q):
                 if a == len(old):
                     return None
-                p, left, a = p * old[a], [*left, a], a + 1
+                p = p * old[a]
+                left = [*left, a]
+                a = a + 1
             else:
                 if b == len(new):
                     return None
-                q, right, b = q * new[b], [*right, b], b + 1
+                q = q * new[b]
+                right = [*right, b]
+                b = b + 1
         while a < len(old) and old[a] == 1:
-            left, a = [*left, a], a + 1
+            left = [*left, a]
+            a = a + 1
         while b < len(new) and new[b] == 1:
-            right, b = [*right, b], b + 1
+            right = [*right, b]
+            b = b + 1
         result.append((left, right))
     return result
 

@@ -35,7 +35,8 @@ def sort(program: GpuProgram, x: Instruction) -> None:
     if x.operand.size == 0:
         return
     s = _Sort(program, x)
-    n, rows = s.length, s.rows
+    n = s.length
+    rows = s.rows
     if isinstance(n, int) and n <= s.chunk:
         return s.launch("sort_row", s.chunk_kernel, [], rows)
     arrays = [

@@ -172,7 +172,9 @@ class _First(_Finder):
     def order(self, base: Int, memory: str) -> str:
         """Pointer to the positions of the first k elements of the row that starts at element
         `base`."""
-        f, n, k = self.f, self.n, self.k
+        f = self.f
+        n = self.n
+        k = self.k
         f.store("i64", 0, self.moves)
         with f.loop(0, k) as i:
             self.insert(self.element(base, i), i, i)
@@ -258,7 +260,8 @@ class _Nth(_Finder):
 
     def order(self, base: Int, memory: str) -> str:
         """Pointer to the position of element k of the row that starts at element `base`."""
-        f, n = self.f, self.n
+        f = self.f
+        n = self.n
         keys = memory
         places = f.gep("i64", memory, n)
         for counts in self.counts:

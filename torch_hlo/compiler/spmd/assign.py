@@ -245,9 +245,11 @@ def split(grid: Grid, rule: Factors, dims: Dims, layout: Layout) -> list[tuple[i
             continue
         at = 0
         for f in factors:
-            begin, parts = at, 1
+            begin = at
+            parts = 1
             while at < len(atoms) and rule.sizes[f] % (parts * grid.sizes[atoms[at]]) == 0:
-                parts, at = parts * grid.sizes[atoms[at]], at + 1
+                parts = parts * grid.sizes[atoms[at]]
+                at = at + 1
             if at > begin:
                 found.append((f, atoms[begin:at]))
             if parts < rule.sizes[f]:

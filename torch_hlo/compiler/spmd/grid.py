@@ -77,11 +77,13 @@ class Grid:
     def atoms_of(self, axes: Iterable[Axis]) -> Atoms:
         found: list[int] = []
         for axis in axes:
-            done, pre = 1, axis.pre
+            done = 1
+            pre = axis.pre
             while done < axis.size:
                 atom = self._first[axis.name, pre]
                 found.append(atom)
-                done, pre = done * self.sizes[atom], pre * self.sizes[atom]
+                done = done * self.sizes[atom]
+                pre = pre * self.sizes[atom]
         return tuple(found)
 
     def _layout(self, sharding: Sharding) -> Layout:
@@ -143,7 +145,8 @@ class Grid:
 
 
 def _primes(n: int) -> list[int]:
-    found, p = [], 2
+    found = []
+    p = 2
     while n > 1:
         if n % p:
             p += 1

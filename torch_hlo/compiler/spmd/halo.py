@@ -43,7 +43,8 @@ def edges(block: int, starts: Ints, size: int, bounds: Bounds) -> tuple[Edge, ..
     """What every block needs, elements outside `bounds` left out."""
     found = []
     for j, start in enumerate(starts):
-        low, high = max(start, bounds[0]), min(start + size, bounds[1])
+        low = max(start, bounds[0])
+        high = min(start + size, bounds[1])
         if low < high:
             for k in range(low // block, ceildiv(high, block)):
                 found.append(Edge(k, j, max(low - k * block, 0), min(high - k * block, block)))
@@ -117,7 +118,8 @@ def exchange(
 ) -> Instruction:
     """The `size` elements from starts[block of the device] on; those outside `bounds` (default: the
     array) are `fill`, or arbitrary when it is None."""
-    grid, atoms = planner.grid, local.layout[dim]
+    grid = planner.grid
+    atoms = local.layout[dim]
     bounds = bounds or (0, local.dims[dim])
     block = grid.block(local.dims, local.layout)[dim]
     found = edges(block, tuple(starts), size, bounds)
@@ -193,14 +195,16 @@ def _written(
     own = [e for e in found if e.source == e.target]
     for r in ([own] if own else []) + rounds(found):
         length = max(e.size for e in r)
-        begin, to = [0] * len(starts), [0] * len(starts)
+        begin = [0] * len(starts)
+        to = [0] * len(starts)
         for e in r:
             begin[e.source] = min(e.low, block - length)
             to[e.target] = e.source * block + begin[e.source] - starts[e.target] + margin
         piece = window_of(grid, local.x, dim, [begin[i] for i in index], length)
         if r is not own:
             piece = planner.permute(piece, pairs(grid, local.layout, dim, r))
-        place, zero = grid.table(to[i] for i in index), h.constant(0, "s32")
+        place = grid.table(to[i] for i in index)
+        zero = h.constant(0, "s32")
         result = h.dynamic_update_slice(
             result,
             piece,
@@ -284,7 +288,8 @@ def masked(
 ) -> Instruction:
     """The block with padding beyond the array's end replaced by `fill`, along `dims` (default:
     all)."""
-    grid, x = planner.grid, local.x
+    grid = planner.grid
+    x = local.x
     block = grid.block(local.dims, local.layout)
     for d, atoms in enumerate(local.layout):
         if atoms and (dims is None or d in dims) and block[d] * grid.parts(atoms) != local.dims[d]:

@@ -99,7 +99,8 @@ def is_per_device(module: Module) -> bool:
 
 def _shardings(computation: Computation) -> set[Sharding]:
     found: set[Sharding] = set()
-    pending, seen = [computation], set()
+    pending = [computation]
+    seen = set()
     while pending:
         current = pending.pop()
         if current in seen:
@@ -389,7 +390,9 @@ class Partitioner:
             other, alternative = self.choice(x, rule, through, flat_wants)
             spared = sum(o.made_for for o, t in zip(operands, through, strict=True) if t is not o)
             if other <= price + spared:
-                operands, choice, price = through, alternative, other
+                operands = through
+                choice = alternative
+                price = other
         if not rule.sizes:
             self._complain(x, operands)
         moved = [
@@ -533,7 +536,8 @@ class Partitioner:
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
                 params.append(new)
                 env[p] = _at_rate(self.spread(new, p.shape, layouts, sharding), v)
-            outer, self._uses = self._uses, {}
+            outer = self._uses
+            self._uses = {}
             root = self.placed(self.run(computation.root, env), wants, sharding)
             self._uses = outer
             found = self._computations[key] = (
@@ -602,7 +606,8 @@ def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value, wants = elements(env[x.operand])[x["index"]], p.wanted(x)
+    value = elements(env[x.operand])[x["index"]]
+    wants = p.wanted(x)
     if isinstance(value, Local) and value.partial:
         return changed(value, goal=wants or value.goal)
     return value if wants is None else p.bring(value, wants)

@@ -149,7 +149,8 @@ def clear() -> None:
 
 def _manual(rule: ManualRule, outer: State, inner: State) -> Step:
     reasons = []
-    outside, inside = list(outer.dims), list(inner.dims)
+    outside = list(outer.dims)
+    inside = list(inner.dims)
     for d, axes in enumerate(outer.dims):
         lead = 0
         while lead < len(axes) and any(axes[lead].overlaps(m) for m in rule.axes):
@@ -193,7 +194,8 @@ def _rest(longer: Axes, shorter: Axes) -> Axes | None:
         return longer[n:]
     if n == 0 or len(longer) < n or longer[: n - 1] != shorter[:-1]:
         return None
-    a, b = longer[n - 1], shorter[-1]
+    a = longer[n - 1]
+    b = shorter[-1]
     if a.name == b.name and a.pre == b.pre and a.size % b.size == 0:
         return (Axis(a.name, a.pre * b.size, a.size // b.size), *longer[n:])
     return None
@@ -211,7 +213,8 @@ def project(dims: Dims, sizes: Ints, state: State) -> tuple[dict[int, Axes], set
             continue
         pending = list(axes)
         for f in factors:
-            room, got = sizes[f], []
+            room = sizes[f]
+            got = []
             while pending and room > 1:
                 axis = pending[0]
                 # the major part of the axis that divides what is left of the factor
@@ -241,17 +244,22 @@ def _wanted(
         if role == "whole":
             continue
         best: Axes = ()
-        source, size, clash = -1, 0.0, False
+        source = -1
+        size = 0.0
+        clash = False
         for t, (found, _) in enumerate(views):
             axes = found.get(f, ())
             if not axes:
                 continue
             weight = rule.weights[t]
             if source < 0 or extends(axes, best):
-                best, source, size = axes, t, weight
+                best = axes
+                source = t
+                size = weight
             elif axes == best:
                 if weight > size:
-                    source, size = t, weight
+                    source = t
+                    size = weight
             elif not extends(best, axes):
                 clash = True
                 break

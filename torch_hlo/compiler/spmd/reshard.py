@@ -219,14 +219,16 @@ class Planner:
     def _aligned(self, n: int, outer: Atoms, inner: Atoms) -> bool:
         """Whether blocks over `inner`, which `outer` begins, are cut out of whole blocks over
         `outer`."""
-        p, q = self.grid.parts(outer), self.grid.parts(inner)
+        p = self.grid.parts(outer)
+        q = self.grid.parts(inner)
         return p == 1 or ceildiv(n, q) * (q // p) == ceildiv(n, p)
 
     def _relabelled(self, old: Layout, new: Layout) -> list[Layout]:
         """Layouts with as many blocks per dimension as `old` that a permutation reaches and that
         are nearer to `new`."""
         sizes = self.grid.sizes
-        kept, used = _atoms(new), _atoms(old)
+        kept = _atoms(new)
+        used = _atoms(old)
         # Within each dimension: first what stays there, then what leaves it, last what is dropped.
         found = [tuple(_ordered(have, want, kept) for have, want in zip(old, new))]
         # Atoms that nobody wants give their places to wanted atoms of the same size.
@@ -327,7 +329,8 @@ class Planner:
     ) -> tuple[list[Move], float, Layout]:
         """How partial results become whole ones: slices and reduce-scatters where `new` allows
         them, an all-reduce for the rest."""
-        now, left = list(layout), set(partial)
+        now = list(layout)
+        left = set(partial)
         moves: list[Move] = []
         total = 0.0
         while (found := self._slice(dims, now, new, left)) is not None:
@@ -370,7 +373,8 @@ class Planner:
         return found
 
     def _apply(self, local: Local, new: Layout) -> Local:
-        x, layout = local.x, local.layout
+        x = local.x
+        layout = local.layout
         if local.source is not None:
             return replace(local, x=self.block_of(local.source, local.dims, new), layout=new)
         if local.partial:
@@ -476,7 +480,8 @@ class Planner:
         return instr("collective-permute", (x,), source_target_pairs=tuple(pairs), channel_id=1)
 
     def _emit(self, x: Instruction, dims: Ints, move: Move) -> Instruction:
-        grid, d = self.grid, move.dim
+        grid = self.grid
+        d = move.dim
         if move.kind == "permute":
             return self.permute(x, self.pairs(move.old, move.new))
         n = grid.parts(move.atoms)
@@ -624,7 +629,8 @@ def _cut(
 
 def sliced(grid: Grid, x: Instruction, dim: int, begins: Iterable[int], size: int) -> Instruction:
     """`size` elements along `dim` from begins[device] on, computed there."""
-    start, zero = grid.table(begins), h.constant(0, "s32")
+    start = grid.table(begins)
+    zero = h.constant(0, "s32")
     starts = [start if d == dim else zero for d in range(x.rank)]
     return h.dynamic_slice(x, starts, resized(x, dim, size))
 

@@ -59,7 +59,8 @@ class Site:
         self, y: Instruction, reducer: str = "add", partial: Ints | None = None
     ) -> list[Local]:
         """The arrays of `y` as Locals of the arrays of `x`."""
-        shapes, many = self.x.shape.arrays, self.x.is_tuple
+        shapes = self.x.shape.arrays
+        many = self.x.is_tuple
         parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if many else [y]
         split = self.choice.partial if partial is None else partial
         return [

@@ -19,9 +19,13 @@ def dot(s: Site) -> list[Local]:
 
 @localizes("reduce", roles="sum")
 def reduce(s: Site) -> list[Local]:
-    p, x, choice, operands = s.p, s.x, s.choice, s.operands
+    p = s.p
+    x = s.x
+    choice = s.choice
+    operands = s.operands
     n = len(operands) // 2
-    arrays, inits = operands[:n], [o.x for o in operands[n:]]
+    arrays = operands[:n]
+    inits = [o.x for o in operands[n:]]
     known = reducer(x["to_apply"]) if n == 1 else None
     blocks = [
         halo.masked(p, a, identity(known, a.dtype) if known else i, x["dimensions"])

@@ -22,7 +22,8 @@ def _start(p: Planner, local: Local, d: int) -> list[int]:
 
 
 def _inside(index: Instruction, size: int) -> Instruction:
-    zero, end = h.full_like(index, 0), h.full_like(index, size)
+    zero = h.full_like(index, 0)
+    end = h.full_like(index, size)
     return h.and_(h.compare(index, zero, "GE"), h.compare(index, end, "LT"))
 
 
@@ -50,7 +51,8 @@ def _in_block(
     """Where `size` elements from `start` along dimension `d` begin in the device's block of
     `source`, behind a margin of as many elements; a single one has no margin, and lies in the block
     where `inside` (what it was before, and this) says so."""
-    n, block = source.dims[d], source.x.shape.sizes[d]
+    n = source.dims[d]
+    block = source.x.shape.sizes[d]
     begin = h.convert(p.grid.table(_start(p, source, d)), start.dtype)
     start = h.subtract(_bounded(start, 0, n - size), begin)
     if size == 1:
@@ -62,12 +64,15 @@ def _in_block(
 
 @localizes("dynamic-slice", roles="sum")
 def dynamic_slice(s: Site) -> list[Local]:
-    x, operands = s.x, s.operands
-    y, starts = operands[0].x, [_integers(o.x) for o in operands[1:]]
+    x = s.x
+    operands = s.operands
+    y = operands[0].x
+    starts = [_integers(o.x) for o in operands[1:]]
     sizes = list(x["dynamic_slice_sizes"])
     inside: Instruction | None = None
     for d, (n, size) in enumerate(zip(operands[0].dims, x["dynamic_slice_sizes"], strict=True)):
-        atoms, block = operands[0].layout[d], operands[0].x.shape.sizes[d]
+        atoms = operands[0].layout[d]
+        block = operands[0].x.shape.sizes[d]
         if not atoms:
             continue
         if size == n:
@@ -95,7 +100,8 @@ def _sum(x: Instruction) -> str:
 @localizes("dynamic-update-slice", roles="shift")
 def dynamic_update_slice(s: Site) -> list[Local]:
     operands = s.operands
-    target, update = operands[0].x, operands[1].x
+    target = operands[0].x
+    update = operands[1].x
     starts = [_integers(o.x) for o in operands[2:]]
     margins = [0] * len(starts)
     inside: Instruction | None = None
@@ -167,7 +173,8 @@ def _shifted_indices(
 @localizes("gather", roles="sum")
 def gather(s: Site) -> list[Local]:
     x = s.x
-    source, indices = s.operands[0], s.operands[1].x
+    source = s.operands[0]
+    indices = s.operands[1].x
     looked_up = [
         d
         for d in x["start_index_map"]
@@ -197,9 +204,13 @@ def gather(s: Site) -> list[Local]:
 
 @localizes("scatter", roles="sum shift")
 def scatter(s: Site) -> list[Local]:
-    p, x, operands = s.p, s.x, s.operands
+    p = s.p
+    x = s.x
+    operands = s.operands
     n = len(operands) // 2
-    targets, indices, updates = operands[:n], operands[n], operands[n + 1 :]
+    targets = operands[:n]
+    indices = operands[n]
+    updates = operands[n + 1 :]
     known = reducer(x["to_apply"]) if n == 1 else None
     window = set(x["update_window_dims"])
     moved = [
@@ -218,7 +229,8 @@ def scatter(s: Site) -> list[Local]:
             moved,
             False,
         )
-    bases, changes = [t.x for t in targets], [u.x for u in updates]
+    bases = [t.x for t in targets]
+    changes = [u.x for u in updates]
     if known:
         neutral = identity(known, targets[0].dtype)
         changes = [

@@ -127,7 +127,8 @@ def _whole_part(local: Local, done: Sequence[int]) -> Instruction:
 
 @localizes("slice", roles="shift", price=_price)
 def slice_(s: Site) -> list[Local]:
-    x, operands = s.x, s.operands
+    x = s.x
+    operands = s.operands
     dims = _split(s)
     y = _shifted(s, operands[0], 0, dims, None)
     ranges = []
@@ -146,7 +147,8 @@ def slice_(s: Site) -> list[Local]:
         and operands[0].layout[moved[0]]
         and operands[0].source is None
     ):
-        base, start = operands[0], x["slice"][moved[0]][0]
+        base = operands[0]
+        start = x["slice"][moved[0]][0]
         if base.crop is not None:
             start += base.crop[1] if base.crop[0] == moved[0] else 0
         if base.crop is None or base.crop[0] == moved[0]:
@@ -188,7 +190,8 @@ def concatenate(s: Site) -> list[Local]:
         h.iota("s32", line, 0),
         grid.table(i * line[0] for i in grid.indices(s.choice.results[0][d])),
     )
-    y, end = blocks[-1], x.dims[d]
+    y = blocks[-1]
+    end = x.dims[d]
     for block, o in zip(reversed(blocks[:-1]), reversed(x.operands[1:])):
         end -= o.dims[d]
         before = h.compare(index, h.full(end, "s32", line), "LT")

@@ -122,7 +122,8 @@ def _windowed(s: Site, local: Local, fill: Instruction) -> tuple[Instruction, li
 
 @localizes("convolution", roles="sum shift", price=_price)
 def convolution(s: Site) -> list[Local]:
-    p, x = s.p, s.x
+    p = s.p
+    x = s.x
     n = conv_dims(x["dim_labels"])
     lhs, rhs = s.operands
     zero = h.constant(0, lhs.dtype)
@@ -198,10 +199,12 @@ def _scatter_price(
 @localizes("select-and-scatter", roles="shift", price=_scatter_price)
 def select_and_scatter(s: Site) -> list[Local]:
     """Every device looks at all windows that touch its block, and keeps its block of the result."""
-    p, x = s.p, s.x
+    p = s.p
+    x = s.x
     values, source, init = s.operands
     grid = p.grid
-    window, crops = [], []
+    window = []
+    crops = []
     for d, w in enumerate(x["window"]):
         atoms = s.choice.results[0][d]
         if not atoms or w == WindowDim(1):

@@ -21,7 +21,8 @@ from ..loops.reducer import Reducer
 from . import reduce_window as window
 from .scan import pointer_names, scan_dimension
 
-THREADS, EACH = 256, 4  # of a group; elements of a thread
+THREADS = 256  # of a group; elements of a thread
+EACH = 4
 TILE = THREADS * EACH
 SHORT_ROW = 64  # elements: a thread walks such a row alone
 GROUPS = 1024  # that keep a device busy
@@ -123,7 +124,8 @@ class _Scan:
     # -- values
     def _combine(self, a: list[str], b: list[str]) -> list[str]:
         """The fold of neighbours a and b."""
-        f, r = self.f, self.reducer
+        f = self.f
+        r = self.reducer
         if r.op is None:
             return scalar.flat(apply(f, r.computation, [*r.grouped(a), *r.grouped(b)]))
         kind = DTYPES[self.types[0]].kind
@@ -141,7 +143,8 @@ class _Scan:
         step a thread knows the fold of its block of `distance` threads, and of those before it in
         the block."""
         f = self.f
-        left, total = self.identity, own
+        left = self.identity
+        total = own
         distance = 1
         while distance < THREADS:
             e = f.emit()

@@ -129,7 +129,8 @@ class _Scan:
 
     def along(self, base: Int, length: Int, backward: bool) -> None:
         """A contiguous row of `length` elements that starts at element `base`."""
-        f, lanes = self.f, self.lanes
+        f = self.f
+        lanes = self.lanes
         rest = f.rem(length, lanes)
         whole = f.sub(length, rest)
 

@@ -172,13 +172,15 @@ class _LaneWriter:
 
     def fill(self, item: _Item, low: Int, high: Int) -> None:
         """Rows [low, high) of the outermost windowed dimension."""
-        f, row = self.f, self.strides[0]
+        f = self.f
+        row = self.strides[0]
         with f.loop(f.mul(low, row), f.mul(high, row), self.channels) as pixel:
             self.each(item, lambda c, mask: self.put(self.start, f.add(item.base, pixel, c), mask))
 
     def reached(self, row: Int, filled: Int) -> Int:
         """How many rows have to be filled before the windows of a row of the source."""
-        f, w = self.f, self.window[0]
+        f = self.f
+        w = self.window[0]
         first = f.sub(f.mul(row, w.stride), self.size(w.pad_low))
         reach = f.add(first, (w.size - 1) * w.window_dilation + 1)
         return f.max(filled, f.min(reach, self.extents[0]))

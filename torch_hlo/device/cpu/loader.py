@@ -173,7 +173,9 @@ def _copy_aligned(data: bytes) -> np.ndarray:
 def _request_tiles() -> None:
     """Ask the kernel for AMX tiles, once per process: without permission the first tile instruction
     is a fault."""
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    arch_prctl = 158
+    request_permission = 0x1023
+    tile_data = 18
     if host().has("amx-tile") and (
         not sys.platform.startswith("linux")
         or ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0

@@ -82,7 +82,8 @@ class NativeProgram(CompiledProgram, StreamProgram):
         sizes = self.sizes(inputs)
         copies = self._copies(inputs)
         words = [*sizes, *[b.memory.address for b in inputs]]
-        first, count = loader.FIXED_WORDS + len(words), len(numbers) // 16
+        first = loader.FIXED_WORDS + len(words)
+        count = len(numbers) // 16
         words += [0] * count
         words += [b.memory.address for b in outputs]
         words += [c.address for c in copies]

@@ -44,7 +44,8 @@ _SEEN = Memory.adopt(0, 0, None)  # none yet, but a program has asked
 def copies(packings: Sequence[Packing], inputs: Sequence[Buffer]) -> list[Memory]:
     """The copy, or memory to fill, for each packing of a run on `inputs`; with address 0 where
     there is none."""
-    found, room = [], None
+    found = []
+    room = None
     for p in packings:
         memory = inputs[p.parameter].memory
         kept = memory.copies

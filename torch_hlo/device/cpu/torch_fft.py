@@ -27,7 +27,8 @@ def fft(
     torch = sys.modules.get("torch")
     if torch is None:
         return HOST_CALLS["fft"](outputs, inputs, kind=kind, lengths=lengths)
-    value, result = torch.from_numpy(inputs[0]), torch.from_numpy(outputs[0])
+    value = torch.from_numpy(inputs[0])
+    result = torch.from_numpy(outputs[0])
     dims = range(value.dim() - len(lengths), value.dim())
     sizes = [value.shape[d] if n is None else n for d, n in zip(dims, lengths, strict=True)]
     with torch.no_grad():

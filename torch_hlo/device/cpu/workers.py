@@ -20,7 +20,8 @@ from .symbols import SYMBOLS
 # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
 _PATIENCE = 500_000
 _CUT = 8  # on fewer threads a cut for more costs little
-_PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
+_PAUSE = 0.005  # seconds
+_LONGEST_PAUSE = 1.0
 
 
 @contextlib.contextmanager

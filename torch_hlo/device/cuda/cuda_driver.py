@@ -41,12 +41,19 @@ _P, _SIZE, _INT, _UINT, _U64 = (
 )
 OLDEST_DRIVER = 12040  # CUDA 12.4: PTX 8.4, which knows the f8 matrix units
 _OLDEST = f"{OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}"
-OUT_OF_MEMORY, NO_BINARY, INVALID_PTX, NOT_READY = 2, 209, 218, 600
+OUT_OF_MEMORY = 2
+NO_BINARY = 209
+INVALID_PTX = 218
+NOT_READY = 600
 # after one of these every call fails: the context is gone
 _LOST = frozenset((214, 700, 702, 709, 710, *range(714, 721)))
-_MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
-_LOG, _LOG_SIZE = 5, 6  # CUjit_option: error log buffer and its size
-_THREAD_LOCAL_CAPTURE, _NON_BLOCKING, _NO_TIMING = 1, 1, 2
+_MAJOR = 75  # CUdevice_attribute: compute capability
+_MINOR = 76
+_LOG = 5  # CUjit_option: error log buffer and its size
+_LOG_SIZE = 6
+_THREAD_LOCAL_CAPTURE = 1
+_NON_BLOCKING = 1
+_NO_TIMING = 2
 _RELEASE_THRESHOLD = 4  # CUmemPool_attribute: bytes that the driver keeps when nobody waits
 # CUfunction_attribute: the largest amount of shared memory that a launch may give
 _DYNAMIC_SHARED = 8
@@ -151,7 +158,8 @@ class Cuda(Driver):
                 f"TORCH_HLO_DEVICE=cuda:{number}: the driver sees {count}"
                 f" device{'s' * (count != 1)}, numbered from 0"
             )
-        self.number, self.version = number, version
+        self.number = number
+        self.version = version
         self.device = self._get("cuDeviceGet", number)
         name = ctypes.create_string_buffer(256)
         self._check("cuDeviceGetName", ctypes.addressof(name), 256, self.device)
@@ -168,7 +176,8 @@ class Cuda(Driver):
         self._events: list[_P] = []  # that nobody uses
         self._marks: list[_P] = []  # a ring
         # number of the last mark, and whether something was enqueued since
-        self.epoch, self._busy = 0, False
+        self.epoch = 0
+        self._busy = False
         # uploads under way, and the host memory that they read
         self._sending: deque[tuple[_P, object]] = deque()
         self._branches: list[_P] = []  # streams of a graph's branches; the first is `main`
@@ -222,7 +231,8 @@ class Cuda(Driver):
             f"{text.value.decode() if text.value else 'unknown error'} ({function} gave {code})"
         )
         if code == OUT_OF_MEMORY:
-            free, total = _SIZE(), _SIZE()
+            free = _SIZE()
+            total = _SIZE()
             self._cu.cuMemGetInfo_v2(ctypes.addressof(free), ctypes.addressof(total))
             return MemoryError(
                 f"{what or function}: {message}; {free.value >> 20} of {total.value >> 20} MiB are"
@@ -276,7 +286,8 @@ class Cuda(Driver):
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
-        free, total = _SIZE(), _SIZE()
+        free = _SIZE()
+        total = _SIZE()
         with self:
             self._check("cuMemGetInfo_v2", ctypes.addressof(free), ctypes.addressof(total))
         return free.value, total.value
@@ -402,7 +413,8 @@ class Cuda(Driver):
                 self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps
             ]
             pointers = (_P * (count + len(maps)))(*range(words, words + 8 * count, 8), *maps)
-            self._last, self._busy = kernel, True
+            self._last = kernel
+            self._busy = True
             code = self._cu.cuLaunchKernel(
                 handle,
                 groups,
@@ -425,7 +437,8 @@ class Cuda(Driver):
 
     def launched(self, kernel: Kernel) -> None:
         """Native code has started kernels, the last of which was this one."""
-        self._last, self._busy = kernel, True
+        self._last = kernel
+        self._busy = True
 
     def launch_error(self, code: int, kernel: Kernel) -> BaseException:
         """What to raise when cuLaunchKernel gave `code`."""
@@ -485,7 +498,8 @@ class Cuda(Driver):
         """Remember this point in the order of `main`: what is enqueued up to here uses no block
         that was free before."""
         with self:
-            self.epoch, self._busy = self.epoch + 1, False
+            self.epoch = self.epoch + 1
+            self._busy = False
             if not self._marks:
                 self._marks = [self._event() for _ in range(MARKS)]
             self._check("cuEventRecord", self._marks[self.epoch % MARKS], self.main)

@@ -129,7 +129,8 @@ class CudaProgram(GpuProgram):
 
     def _capture(self, key: Ints, sizes: Sequence[int]) -> object | None:
         """An executable graph for these addresses; None when a call on the way failed."""
-        driver, found = self.driver, None
+        driver = self.driver
+        found = None
         with driver.captured() as graph:
             self._enqueue(key, sizes)
         if self._error is not None:
@@ -200,7 +201,8 @@ class _Moved:
     """Small arrays that lie elsewhere in every run (a batch, the loss that somebody keeps) get a
     block of the program's own and are copied, so that the addresses that a graph knows stay."""
 
-    LARGEST, MOST = 4 << 20, 8  # bytes of an array, arrays
+    LARGEST = 4 << 20  # bytes of an array, arrays
+    MOST = 8
 
     def __init__(self, executable: Executable, pool: CudaPool) -> None:
         self.pool = pool

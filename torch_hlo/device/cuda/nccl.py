@@ -155,7 +155,9 @@ class _Run:
     ) -> Finish:
         """Send `sends[device]` to each, fill `receives[device]` from each. What a device has for
         itself is copied."""
-        operations, landed, me = [], [], self.link.device
+        operations = []
+        landed = []
+        me = self.link.device
         for device, arrays in sends.items():
             operations += [
                 dist.P2POp(dist.isend, _bytes(a.contiguous()), device, self.torch_group)
@@ -256,7 +258,9 @@ def _all_reduce(r: _Run) -> Finish:
 
 
 def _all_gather(r: _Run) -> Finish:
-    n, works, landed = len(r.group), [], []
+    n = len(r.group)
+    works = []
+    landed = []
     for i, o in zip(r.inputs, r.outputs, strict=True):
         rows = (
             o
@@ -310,7 +314,8 @@ def _all_to_all(r: _Run) -> Finish:
 
 
 def _collective_permute(r: _Run) -> Finish:
-    pairs, me = r.c.pairs(r.link.replicas, r.link.partitions), r.link.device
+    pairs = r.c.pairs(r.link.replicas, r.link.partitions)
+    me = r.link.device
     sources = [s for s, t in pairs if t == me]
     if not sources:
         for o in r.outputs:

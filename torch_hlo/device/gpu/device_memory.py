@@ -54,7 +54,8 @@ class Block:
     __slots__ = ("pool", "size", "block")
 
     def __init__(self, pool: DevicePool, nbytes: int) -> None:
-        self.pool, self.size = pool, 0
+        self.pool = pool
+        self.size = 0
         self.size, self.block = pool.take(nbytes)
 
     @property
@@ -75,7 +76,9 @@ class DeviceMemory(Memory):
     __slots__ = ("nbytes", "ready", "_pool", "_block", "_host", "_current", "_lock")
 
     def __init__(self, nbytes: int, pool: DevicePool) -> None:
-        self.readers, self.size, self.owner = 0, 0, None
+        self.readers = 0
+        self.size = 0
+        self.owner = None
         self.nbytes = nbytes
         self.ready = 0
         self._host: Memory | None = None
@@ -88,11 +91,15 @@ class DeviceMemory(Memory):
     def adopted(cls, address: int, nbytes: int, owner: object, pool: DevicePool) -> Self:
         """See Backend.adopt."""
         self = cls.__new__(cls)
-        self.readers, self.size, self.nbytes, self.owner = 1, 0, nbytes, owner
+        self.readers = 1
+        self.size = 0
+        self.nbytes = nbytes
+        self.owner = owner
         self._host = None
         self._current = "device"
         self.ready = address
-        self._pool, self._block = pool, (None, address)
+        self._pool = pool
+        self._block = (None, address)
         self._lock = pool.lock
         return self
 

@@ -90,4 +90,6 @@ def tiled(
 
 # CUtensorMapDataType by bytes (numbers are not looked at), CU_TENSOR_MAP_SWIZZLE_128B,
 # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-MAP_TYPES, MAP_SWIZZLE, MAP_PROMOTION = {1: 0, 2: 1, 4: 2}, 3, 3
+MAP_TYPES = {1: 0, 2: 1, 4: 2}
+MAP_SWIZZLE = 3
+MAP_PROMOTION = 3

@@ -39,7 +39,8 @@ from .device_memory import Block, DeviceMemory, DevicePool
 from .driver import Driver
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_P, _N = ctypes.c_void_p, ctypes.c_int64
+_P = ctypes.c_void_p
+_N = ctypes.c_int64
 _CALLS = {
     "host_call": ctypes.CFUNCTYPE(None, _P, _N, _P),
     "launch": ctypes.CFUNCTYPE(None, _P, _N, _N, _P),
@@ -71,7 +72,8 @@ class GpuProgram(CompiledProgram):
                 f"{executable.name} was compiled for {executable.target}, the device is"
                 f" {driver.target.key}"
             )
-        self.driver, self.pool = driver, pool
+        self.driver = driver
+        self.pool = pool
         self._engine = engine(executable.objects, host())
         self._entry = _ENTRY(self._engine.get_function_address(executable.entry))
         self._handles = (
@@ -155,7 +157,8 @@ class GpuProgram(CompiledProgram):
         if self.profile is not None:
             self._count()
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def _call(self, words: Ints, sizes: Sequence[int]) -> None:
@@ -249,7 +252,8 @@ class GpuProgram(CompiledProgram):
         self._mark(len(self._counts))
         self.driver.synchronize()
         for (step, start), (_, end) in pairwise(self._stamps):
-            ns, count = int(self._elapsed(start, end) * 1e9), self._counts[step]
+            ns = int(self._elapsed(start, end) * 1e9)
+            count = self._counts[step]
             count[:] = count[0] + 1, count[1] + ns, min(count[2] or ns, ns)
         self._stamps = []
 

@@ -87,7 +87,8 @@ class DeviceArray:
     __slots__ = ("client", "buffer")
 
     def __init__(self, client: Client, buffer: int) -> None:
-        self.client, self.buffer = client, buffer
+        self.client = client
+        self.buffer = buffer
 
     def __del__(self) -> None:
         self.client.api.Buffer_Destroy(buffer=self.buffer)
@@ -124,7 +125,8 @@ class PjrtMemory(Memory):
     def give(self, array: DeviceArray) -> None:
         """The device has new contents; the host's are forgotten."""
         with self._lock:
-            self.device, self._host = array, None
+            self.device = array
+            self._host = None
 
     @property
     def array(self) -> np.ndarray:
@@ -140,8 +142,11 @@ class PjrtProgram(Program):
     between the stages they split it into."""
 
     def __init__(self, module: Module, client: Client, observe: Observe | None) -> None:
-        self.name, self.aliases = module.name, module.aliases
-        self.module, self.client, self._observe = module, client, observe
+        self.name = module.name
+        self.aliases = module.aliases
+        self.module = module
+        self.client = client
+        self._observe = observe
         self._plans: dict[Ints, _Plan] = {}
         _check(module)
         if not module.symbols:
@@ -228,7 +233,8 @@ class _Plan:
     them."""
 
     def __init__(self, module: Module, client: Client, observe: Observe | None) -> None:
-        self.module, self.client = module, client
+        self.module = module
+        self.client = client
         self.stages = stages(module)
         split = len(self.stages) > 1
         self.whole = None if split else _Executable(module, client, observe)

@@ -210,7 +210,8 @@ def _structure(name: str, fields: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-FUNCTIONS, LAYOUTS = tuple(_rows(TABLE)), tuple(_rows(_LAYOUTS))
+FUNCTIONS = tuple(_rows(TABLE))
+LAYOUTS = tuple(_rows(_LAYOUTS))
 STRUCTURES = {
     name: _structure(name, fields)
     for name, fields in (_rows(TABLE) | _rows(_LAYOUTS) | _rows(_OTHERS)).items()

@@ -57,7 +57,8 @@ class _Writer:
         """One block. Its values are numbered from `first`, in order."""
         self.kinds |= {name: [kind] for name, kind in block.args}
         ops = [one for op in block.ops for one in self._mixed(op)]
-        values, next_ = dict(outer), first
+        values = dict(outer)
+        next_ = first
         args = [(name, 1) for name, _ in block.args]
         for name, count in [*args, *(result for op in ops for result in op.results)]:
             values[name] = next_
@@ -72,7 +73,8 @@ class _Writer:
         self.kinds |= {name: op.types for name, _ in op.results}
         if not op.results or not op.name.startswith(("chlo.", "sdy.")):
             return [op]
-        inside, before = f"{op.results[0]} inside", f"{op.results[0]} before"
+        inside = f"{op.results[0]} inside"
+        before = f"{op.results[0]} before"
         kinds = [self.kinds[name][i] for name, i in op.operands]
         made = [(inside, i) for i in range(len(op.types))]
         given = [(before, i) for i in range(len(kinds))]
@@ -84,7 +86,8 @@ class _Writer:
 
     def operation(self, op: Operation, values: dict[str, int], next_: int) -> bytes:
         """`values`: the numbers of those in sight; `next_` is the first that is free."""
-        out, attrs = self.out, unspelled(op.name, op.attrs)
+        out = self.out
+        attrs = unspelled(op.name, op.attrs)
         alone = op.name in ("module", "func.func")
         if op.name == "func.func":
             attrs["function_type"] = [t for _, t in op.regions[0].args], op.types
@@ -129,7 +132,8 @@ def _versioned(op: Operation, attrs: dict[str, Any]) -> str:
         return name
     full = f"vhlo.{name}_v1"
     if f"{name}_v2" in SINCE:
-        old, new = PROPERTIES[full], PROPERTIES[f"vhlo.{name}_v2"]
+        old = PROPERTIES[full]
+        new = PROPERTIES[f"vhlo.{name}_v2"]
         several = "replica_groups" in attrs and len(op.operands) > 1
         # StableHLO's own upgrade of a scatter leaves old operations in its region
         inner = {f"vhlo.{x.name}_v2" for block in op.regions for x in block.ops}

@@ -24,7 +24,8 @@ class Cursor:
     """Reads `data` from `pos` up to `end`, and never beyond."""
 
     def __init__(self, data: bytes, pos: int = 0, end: int | None = None) -> None:
-        self.data, self.pos = data, pos
+        self.data = data
+        self.pos = pos
         self.end = len(data) if end is None else end
 
     def error(self, message: str, position: int | None = None) -> BytecodeError:

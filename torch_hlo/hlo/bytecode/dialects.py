@@ -135,7 +135,9 @@ def _quantized(axis: bool) -> Read:
             scales = [_double(at) for _ in range(at.count())]
             zeros = _bounds(t, at)
         else:
-            place, scales, zeros = None, [_double(at)], [at.signed()]
+            place = None
+            scales = [_double(at)]
+            zeros = [at.signed()]
             limits = at.signed(), at.signed()
         if storage[0] not in "su" or len(scales) != len(zeros) or not scales or min(scales) <= 0:
             raise at.error("bad quantized type")
@@ -274,7 +276,9 @@ def _float(t: Tables, at: Cursor) -> float:
     bits = DTYPES[dtype].bits
     raw = at.integer(bits) % (1 << bits)
     if dtype == "bf16":
-        raw, dtype, bits = raw << 16, "f32", 32
+        raw = raw << 16
+        dtype = "f32"
+        bits = 32
     if dtype not in _FLOATS:
         raise at.error(f"numbers of type {dtype} are not supported as attributes")
     return float(struct.unpack(_FLOATS[dtype], raw.to_bytes(bits // 8, "little"))[0])
@@ -288,7 +292,8 @@ def _dense(t: Tables, at: Cursor) -> Dense:
 
 def _dense_array(t: Tables, at: Cursor) -> list[int]:
     begin = at.pos
-    dtype, count = _number_type(t, at).dtype, at.varint()
+    dtype = _number_type(t, at).dtype
+    count = at.varint()
     data = at.bytes(at.varint())
     size = DTYPES[dtype].itemsize
     if dtype[0] not in "sup" or len(data) != size * count:
@@ -360,7 +365,8 @@ def _axis(t: Tables, at: Cursor) -> str:
 
 
 def _dim_sharding(t: Tables, at: Cursor) -> str:
-    axes, closed = _join(t, at), at.byte()
+    axes = _join(t, at)
+    closed = at.byte()
     priority, given = at.flagged()
     parts = [*([axes] if axes else []), *([] if closed else ["?"])]
     return "{" + ", ".join(parts) + "}" + (f"p{priority}" if given else "")

@@ -86,7 +86,8 @@ class Encoder:
     """`s` says where constants stand that cannot be read."""
 
     def __init__(self, s: Scanner) -> None:
-        self.s, self.minor = s, 0
+        self.s = s
+        self.minor = 0
         self.strings, self.dialects, self.operations = (Numbers() for _ in range(3))
         self.attributes, self.types, self.properties = (Numbers() for _ in range(3))
         self.location = varint(self._attribute("builtin", _UNKNOWN_LOCATION))
@@ -194,14 +195,16 @@ class Encoder:
 
     def outer(self, value: Any, key: str) -> int:
         """An attribute of what is no operation of VHLO, as text."""
-        dialect, text = "builtin", f"{value} : {'i32' if key in _I32 else 'i64'}"
+        dialect = "builtin"
+        text = f"{value} : {'i32' if key in _I32 else 'i64'}"
         if isinstance(value, str):
             text = json.dumps(value)
         elif isinstance(value, dict):
             dialect = "chlo"
             text = f"#chlo.ragged_dot<{', '.join(f'{k} = {v}' for k, v in value.items())}>"
         elif isinstance(value, Raw):
-            dialect, kind = "sdy", "mesh" if key == "mesh" else "sharding"
+            dialect = "sdy"
+            kind = "mesh" if key == "mesh" else "sharding"
             many = "_per_value" if value.text.startswith("[<") else ""
             text = f"#sdy.{kind}{many}<{value.text}>"
         self.need(dialect)

@@ -65,7 +65,8 @@ class _Reader:
             if version >= 4:
                 index, located = at.flagged()
             else:
-                index, located = at.varint(), True
+                index = at.varint()
+                located = True
             found = self._type(self.tables.value(1, index, at), at)
             if located:
                 at.varint()
@@ -103,7 +104,8 @@ class _Reader:
                 at.varint()
 
     def _operation(self, at: Cursor, names: Names, next_: int, depth: int) -> Operation:
-        t, begin = self.tables, at.pos
+        t = self.tables
+        begin = at.pos
         if depth > MAX_NESTING:
             raise at.error(f"regions nest deeper than {MAX_NESTING}")
         full = t.pick(t.operations, at.varint(), "operation name", at)

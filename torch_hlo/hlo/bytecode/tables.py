@@ -48,7 +48,8 @@ class Tables:
         self._decoders = attribute, type_
         self._found: tuple[dict[int, Any], dict[int, Any]] = {}, {}
         self._weights: tuple[dict[int, int], dict[int, int]] = {}, {}
-        self._weight, self._depth = 0, 0
+        self._weight = 0
+        self._depth = 0
 
     def section(self, name: str) -> Cursor:
         if name not in self.sections:
@@ -88,7 +89,8 @@ class Tables:
         return names, operations
 
     def _values(self) -> tuple[list[Entry], list[Entry]]:
-        offsets, content = self.section("offsets"), self.section("values")
+        offsets = self.section("offsets")
+        content = self.section("values")
         wanted = offsets.count(), offsets.count()
         tables: tuple[list[Entry], list[Entry]] = [], []
         at = content.pos
@@ -122,13 +124,15 @@ class Tables:
 
     def value(self, kind: int, index: int, at: Cursor) -> Any:
         """Attribute (`kind` 0) or type (1) number `index`."""
-        found, weights = self._found[kind], self._weights[kind]
+        found = self._found[kind]
+        weights = self._weights[kind]
         if index not in found:
             table = (self.attributes, self.types)[kind]
             entry = self.pick(table, index, ("attribute", "type")[kind], at)
             if self._depth > MAX_DEPTH:
                 raise at.error(f"attributes nest deeper than {MAX_DEPTH}, or hold themselves")
-            outer, self._weight = self._weight, 1
+            outer = self._weight
+            self._weight = 1
             self._depth += 1
             content = entry[1]
             begin = content.pos

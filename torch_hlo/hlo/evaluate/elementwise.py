@@ -141,7 +141,8 @@ def _power(x: Instruction, a: Array, b: Array) -> Value:
     square = base.copy()
     while left.any():
         result = np.where(left & np.uint64(1) == 1, result * square, result)
-        square, left = square * square, left >> np.uint64(1)
+        square = square * square
+        left = left >> np.uint64(1)
     if x.kind == "s":
         odd = exponent % 2 != 0
         of_minus_one = np.where(odd, -1, 1)
@@ -152,7 +153,8 @@ def _power(x: Instruction, a: Array, b: Array) -> Value:
 
 @meaning("atan2")
 def _atan2(x: Instruction, a: Array, b: Array) -> Value:
-    a, b = wide(a, x.shape), wide(b, x.shape)
+    a = wide(a, x.shape)
+    b = wide(b, x.shape)
     return (
         np.arctan2(a, b) if x.kind != "c" else -1j * np.log((b + 1j * a) / np.sqrt(a * a + b * b))
     )
@@ -197,7 +199,8 @@ _COMPARE = {
 @meaning("compare")
 def _compare(x: Instruction, a: Array, b: Array) -> Value:
     if x.get("type") == "TOTALORDER" and x.operand.kind == "f":
-        a, b = total_order(a), total_order(b)
+        a = total_order(a)
+        b = total_order(b)
     return _COMPARE[x["direction"]](a, b)
 
 

@@ -342,7 +342,8 @@ def _sort_merging(rows: list[Array], comparator: Computation) -> Array:
         )
         merged = np.empty_like(order)
         np.put_along_axis(merged, place, order, -1)
-        order, width = merged, width * 2
+        order = merged
+        width = width * 2
     return order
 
 

@@ -112,9 +112,11 @@ def _cholesky(x: Instruction, v: Array) -> Value:
 def _triangular_solve(x: Instruction, a: Array, b: Array) -> Value:
     left, lower, unit = (x.get(name, False) for name in ("left_side", "lower", "unit_diagonal"))
     transpose = x.get("transpose_a", "NO_TRANSPOSE")
-    a, b = wide(a, x.shape), wide(b, x.shape)
+    a = wide(a, x.shape)
+    b = wide(b, x.shape)
     if transpose != "NO_TRANSPOSE":
-        a, lower = np.swapaxes(a, -1, -2), not lower
+        a = np.swapaxes(a, -1, -2)
+        lower = not lower
         a = np.conj(a) if transpose == "ADJOINT" else a
     if not left:  # X A = B  <=>  A^T X^T = B^T
         a = np.swapaxes(a, -1, -2)

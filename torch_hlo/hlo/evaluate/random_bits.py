@@ -12,7 +12,8 @@ from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning
 
 Product = Callable[[Any, int], Sequence[Any]]
-U32, U64 = np.uint32, np.uint64
+U32 = np.uint32
+U64 = np.uint64
 _LOW = U64(0xFFFFFFFF)
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 
@@ -25,7 +26,8 @@ def _halves(v: Array) -> tuple[Array, Array]:
 def threefry2x32(key: Sequence[Any], counter: Sequence[Any], rounds: int = 20) -> tuple[Any, Any]:
     """Threefry-2x32 of Salmon et al. 2011 on u32: of arrays, or of what has their operators."""
     keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
-    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    x = counter[0] + keys[0]
+    y = counter[1] + keys[1]
     for i in range(rounds):
         x = x + y
         turn = _ROTATIONS[i % 8]
@@ -39,7 +41,8 @@ def threefry2x32(key: Sequence[Any], counter: Sequence[Any], rounds: int = 20) -
 
 def philox4x32(counter: Sequence[Any], key: Sequence[Any], multiplied: Product) -> list[Any]:
     """10 rounds of Philox on four counter words; `multiplied` gives the words of a product."""
-    x, keys = list(counter), list(key)
+    x = list(counter)
+    keys = list(key)
     for _ in range(10):
         low0, high0 = multiplied(x[0], 0xD2511F53)
         low1, high1 = multiplied(x[2], 0xCD9E8D57)
@@ -64,7 +67,8 @@ def _threefry_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
     count = math.prod(blocks)
     low, high = threefry2x32(_halves(state[:1]), _halves(state[1] + np.arange(count, dtype=U64)))
     state[1] += U64(count)
-    low, high = low.reshape(blocks), high.reshape(blocks)
+    low = low.reshape(blocks)
+    high = high.reshape(blocks)
     if bits == 64:
         return low.astype(U64) | (high.astype(U64) << U64(32)), state
     if split is None:

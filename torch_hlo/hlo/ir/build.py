@@ -157,7 +157,8 @@ def iota(dtype: str, dims: Dims, dimension: int) -> Instruction:
 def broadcast(x: Instruction, dims: Dims, dimensions: Sequence[int] = ()) -> Instruction:
     """Dimension i of `x` becomes dimension `dimensions[i]` of the result; the others repeat `x`.
     Sizes must be equal."""
-    dims, dimensions = tuple(dims), tuple(dimensions)
+    dims = tuple(dims)
+    dimensions = tuple(dimensions)
     if dims == x.dims and dimensions == tuple(range(len(dims))):
         return x
     return _checked("broadcast", (x,), Shape(x.dtype, dims), dimensions=dimensions)
@@ -267,7 +268,8 @@ def scatter(
 ) -> Instruction:
     """XLA's scatter: `x[i] = to_apply(x[i], update)`; out-of-range updates are dropped. `to_apply`
     may be an opcode or "second" (overwrite)."""
-    xs, updates = _listed(xs), _listed(updates)
+    xs = _listed(xs)
+    updates = _listed(updates)
     if isinstance(to_apply, str):
         to_apply = binary_computation(to_apply, xs[0].dtype)
     return instr(

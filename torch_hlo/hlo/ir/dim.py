@@ -210,7 +210,8 @@ def _parse_sum(t: list[str]) -> tuple[Size, list[str]]:
     total: Size = 0
     sign = 1
     if t and t[0] == "-":
-        sign, t = -1, t[1:]
+        sign = -1
+        t = t[1:]
     while True:
         product, t = _parse_factor(t)
         while t and t[0] == "*":
@@ -219,13 +220,15 @@ def _parse_sum(t: list[str]) -> tuple[Size, list[str]]:
         total += sign * product
         if not t or t[0] not in "+-":
             return total, t
-        sign, t = (1 if t[0] == "+" else -1), t[1:]
+        sign = 1 if t[0] == "+" else -1
+        t = t[1:]
 
 
 def _parse_factor(t: list[str]) -> tuple[Size, list[str]]:
     if not t:
         raise ValueError("bad size: unexpected end")
-    head, t = t[0], t[1:]
+    head = t[0]
+    t = t[1:]
     if head.isdigit():
         return int(head), t
     if head in _FUNCTIONS and t[:1] == ["("]:

@@ -76,7 +76,8 @@ def _others(x: Instruction, *used: int) -> list[Size]:
 
 
 def _wider(op: str, x: Instruction, y: Instruction) -> str:
-    a, b = x.dtype, y.dtype
+    a = x.dtype
+    b = y.dtype
     if x.kind != y.kind:
         fail(op, "element types are of different kinds", x, y)
     return b if DTYPES[b].bits > DTYPES[a].bits else a

@@ -354,7 +354,8 @@ def rewrite_root(
             continue
         y = rebuilt(x, operands, fire, mark, memo)
         if y is not x and (y in done or y in forward):
-            z, rule = y, "operands"
+            z = y
+            rule = "operands"
         else:
             made, rule = fire(y)
             if made is None:

@@ -44,7 +44,8 @@ class Terms:
     def __truediv__(self, other: Any) -> Self:
         return self.binary("divide", other)
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def __rsub__(self, other: Any) -> Self:
         return type(self)(instr("subtract", self.pair(other)[::-1]))

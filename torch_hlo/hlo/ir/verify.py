@@ -126,7 +126,8 @@ def _verify_boundary(module: Module) -> None:
                 f"alias ({output}, {param}) is out of range: {len(results)} outputs, {len(params)}"
                 " parameters"
             )
-        made, given = results[output].shape, params[param].shape
+        made = results[output].shape
+        given = params[param].shape
         if not compatible(made, given) and made.nbytes != given.nbytes:
             raise VerifyError(f"alias ({output}, {param}) joins {made} and {given}")
     if any(not 0 <= p < len(params) for p in module.constants) or {

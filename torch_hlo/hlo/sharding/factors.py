@@ -206,9 +206,11 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
     a = b = 1  # what is still to be matched of dimensions i - 1 and j - 1
     while True:
         while a == 1 and i < old.rank:
-            a, i = olds[i], i + 1
+            a = olds[i]
+            i = i + 1
         while b == 1 and j < new.rank:
-            b, j = news[j], j + 1
+            b = news[j]
+            j = j + 1
         if a == 1 and b == 1:
             break
         common = math.gcd(a, b)
@@ -216,24 +218,28 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
             (f,) = m.new(common)
             left[i - 1].append(f)
             right[j - 1].append(f)
-            a, b = a // common, b // common
+            a = a // common
+            b = b // common
         if a > 1 and b > 1:  # coprime rests
             left[i - 1] += m.new(a, "whole")
             right[j - 1] += m.new(b, "whole")
             while a != b:
                 if a < b:
                     left[i] += m.new(olds[i], "whole")
-                    a, i = a * olds[i], i + 1
+                    a = a * olds[i]
+                    i = i + 1
                 else:
                     right[j] += m.new(news[j], "whole")
-                    b, j = b * news[j], j + 1
+                    b = b * news[j]
+                    j = j + 1
             a = b = 1
     return m.rule([[tuple(d) for d in left]], [[tuple(d) for d in right]])
 
 
 @_rule("bitcast-convert")
 def _bitcast_convert(x: Instruction, m: _Maker) -> Factors:
-    a, b = x.operand.rank, x.rank
+    a = x.operand.rank
+    b = x.rank
     dims = m.each(x.dims[: min(a, b)])
     return m.rule([dims + [()] * (a - len(dims))], [dims + [()] * (b - len(dims))])
 
@@ -252,7 +258,8 @@ def _along(x: Instruction, m: _Maker, changed: Sequence[bool], inputs: int) -> F
 def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
     """A dimension that is cut may be sharded in the operand: the devices that hold the slice
     contribute to a sum."""
-    source, result = [], []
+    source = []
+    result = []
     for size, n in zip(x.operand.dims, x.dims, strict=True):
         source.append(m.new(size, "free" if size == n else "sum"))
         result.append(source[-1] if size == n else ())

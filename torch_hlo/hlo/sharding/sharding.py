@@ -300,7 +300,8 @@ def sharding_text(value: Placement) -> str:
     if value.maximal is not None:
         return f"{{maximal device={value.maximal}}}"
     dims = ", ".join(_dim_text(d, value.mesh) for d in value.dims)
-    parts, mesh = [f"[{dims}]"], value.mesh
+    parts = [f"[{dims}]"]
+    mesh = value.mesh
     if mesh.devices:  # maybe not in the order of the program's
         axes = ",".join(f"'{name}'={size}" for name, size in mesh.axes)
         parts.insert(0, f"mesh[{axes}], device_ids=({','.join(map(str, mesh.devices))})")

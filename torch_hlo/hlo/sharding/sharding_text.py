@@ -215,7 +215,8 @@ def _axis_form(t: _Tokens, mesh: Mesh) -> Sharding:
         return Axis(name, pre[0] if pre else 1, t.integer())
 
     def dim() -> DimSharding:
-        axes, is_open = [], False
+        axes = []
+        is_open = False
         for _ in t.listed("{", "}"):
             if t.accept("?"):
                 is_open = True
@@ -392,7 +393,8 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
             f" no reordering of the axes of a mesh{f' {mesh}' if mesh else ''}"
         )
     result: list[list[tuple[int, int]]] = []
-    size, stride = 1, 0
+    size = 1
+    stride = 0
     rest = iter(factors)
     for extent in reversed(tile.tiles):
         found: list[tuple[int, int]] = []
@@ -415,7 +417,8 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
 
 def _axes_of(mesh: Mesh, factors: Iterable[tuple[int, int]]) -> tuple[Axis, ...]:
     """(size, stride) digits, major first, as axes."""
-    spans, stride = [], 1
+    spans = []
+    stride = 1
     for name, size in reversed(mesh.axes):
         spans.append((name, size, stride))
         stride *= size
@@ -436,7 +439,8 @@ def _axes_of(mesh: Mesh, factors: Iterable[tuple[int, int]]) -> tuple[Axis, ...]
                     f" {mesh}"
                 )
             digits.append(Axis(name, extent // (begin // unit * take), take))
-            size, begin = size // take, begin * take
+            size = size // take
+            begin = begin * take
         found += digits[::-1]
     return simplify(found)
 

@@ -180,7 +180,8 @@ def _hash(s: Scanner, depth: int) -> Any:
     """`#stablehlo<precision DEFAULT>` -> "DEFAULT", `#stablehlo.dot<a = [1]>` -> {"a": [1]};
     `#alias` stays a name."""
     found = s.need(_HASH, "an attribute")
-    dialect, kind = found.group(1), found.group(2)
+    dialect = found.group(1)
+    kind = found.group(2)
     if s.text[s.pos : s.pos + 1] != "<":
         return Raw(found.group())
     begin = s.pos
@@ -209,7 +210,8 @@ def dense(s: Scanner) -> Dense:
 
 def dense_literal(s: ErrorAt, value: Dense) -> tuple[Literal, bool]:
     """(literal, whether it is a splat: one value, of rank 0, that fills the type)."""
-    shape, text = value.type.shape, value.text
+    shape = value.type.shape
+    text = value.text
     if shape.is_tuple or any(d < 0 for d in shape.sizes) or DTYPES[shape.dtype].kind == "t":
         raise s.error(f"a constant needs a static array type, not {shape}", value.position)
     if isinstance(text, bytes):

@@ -147,8 +147,10 @@ class Converter:
         equal: dict[str, Size],
         shardings: Shardings,
     ) -> None:
-        self.s, self.functions = s, functions
-        self.equal, self.shardings = equal, shardings
+        self.s = s
+        self.functions = functions
+        self.equal = equal
+        self.shardings = shardings
         self.active: list[str] = []
         self.effects: list[Instruction] = []  # custom calls that have some
         # of Shardy: where the first member of a group is
@@ -221,7 +223,8 @@ class Converter:
     def _resolve(self, size: Size) -> Size:
         seen = 0
         while isinstance(size, Dim) and str(size) in self.equal and seen < 200:
-            size, seen = self.equal[str(size)], seen + 1
+            size = self.equal[str(size)]
+            seen = seen + 1
         return size
 
     # Bodies
@@ -367,7 +370,8 @@ class Converter:
     def _check(self, op: Operation, value: Instruction, declared: Type) -> None:
         """The value must have the declared type; a symbol where an integer is declared becomes
         it."""
-        got, want = value.shape, declared.shape
+        got = value.shape
+        want = declared.shape
         if got.is_tuple or want.is_tuple:
             return
         if got.dtype != want.dtype or got.rank != want.rank:
@@ -519,7 +523,8 @@ class Converter:
         self.effects += effects
         if found is None:
             params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
-            known, self.known = self.known, {}
+            known = self.known
+            self.known = {}
             before = len(self.effects)
             results = self._body(function, params)
             self.known = known

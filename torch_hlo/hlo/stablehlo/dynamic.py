@@ -56,7 +56,8 @@ def _real_dynamic_slice(c: Context) -> Made:
         or limit.op != "add"
         or start not in limit.operands
     ):
-        starts, limits = _sizes(c, 1), _sizes(c, 2)
+        starts = _sizes(c, 1)
+        limits = _sizes(c, 2)
         return b.slice_(x, starts, limits, [s for s in _sizes(c, 3) if isinstance(s, int)])
     # [start : start + sizes] with a start that depends on data
     sizes = sizes_of(limit.operands[1 - limit.operands.index(start)], c.converter.known)
@@ -104,7 +105,8 @@ def _dynamic_reduce_window(c: Context) -> Made:
         for *row, pad in zip(*columns[:4], pairs(columns[4]), strict=True)
     )
     reducer = c.attr("called_computations")[0].name
-    arrays, inits = c.x[:count], c.x[count : 2 * count]
+    arrays = c.x[:count]
+    inits = c.x[count : 2 * count]
     scalars = [Shape(x.dtype) for x in inits]
     return unpacked(
         b.reduce_window(arrays, inits, window, c.converter.function(c, reducer, scalars * 2)),

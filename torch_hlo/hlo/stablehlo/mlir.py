@@ -45,7 +45,9 @@ def parse_text(s: Scanner, syntax: Mapping[str, PrettyForm]) -> Program:
 
 def collect(operations: list[Operation], s: ErrorAt) -> Program:
     """The functions and meshes among the outermost operations, and all annotations."""
-    name, functions, meshes = "module", {}, []
+    name = "module"
+    functions = {}
+    meshes = []
     todo = operations[::-1]
     while todo:
         op = todo.pop()
@@ -70,7 +72,8 @@ def collect(operations: list[Operation], s: ErrorAt) -> Program:
 
 class Reader:
     def __init__(self, s: Scanner, syntax: Mapping[str, PrettyForm]) -> None:
-        self.s, self.syntax = s, syntax
+        self.s = s
+        self.syntax = syntax
         self.count = 0
         self.attributes: list[dict[str, object]] = []  # of the arguments or results read last
 
@@ -310,7 +313,8 @@ class Reader:
         """`(%x init: %i), (%y init: %j) [applies op] across dimensions = [1] : types [reducer(%a:
         t, %b: t) { … }]`."""
         s = self.s
-        inputs, inits = [], []
+        inputs = []
+        inits = []
         while s.accept("("):
             inputs.append(self.use())
             s.expect("init")

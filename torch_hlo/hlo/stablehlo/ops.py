@@ -60,7 +60,8 @@ def _reduce_precision(c: Context) -> Made:
 
 @rule("convert")
 def _convert(c: Context) -> Made:
-    x, dtype = c.x[0], c.types[0].shape.dtype
+    x = c.x[0]
+    dtype = c.types[0].shape.dtype
     return b.convert(b.real(x) if x.kind == "c" and dtype == "pred" else x, dtype)
 
 
@@ -375,7 +376,8 @@ def conv_window(
     c: Context, labels: str, padding: Sequence[tuple[Size, Size]] | None = None
 ) -> tuple[WindowDim, ...]:
     pretty = c.attr("window", default={})
-    s, at = c.converter.s, c.op.position
+    s = c.converter.s
+    at = c.op.position
     kernel = labels.partition("_")[2].partition("->")[0]
     rank = len(kernel) - 2
 

@@ -43,7 +43,8 @@ def _group(c: Context) -> Made:
     place = values, index
     first, at = c.converter.groups.setdefault(c.integer("group_id"), place)
     if (first, at) != place:
-        x, y = first[at], values[index]
+        x = first[at]
+        y = values[index]
         first[at], values[index] = _alike(x, y), _alike(y, x)
     return []
 

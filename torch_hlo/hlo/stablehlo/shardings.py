@@ -146,7 +146,9 @@ def _mesh(text: str) -> Mesh | int:
 
 def listed(text: str) -> list[str]:
     """The shardings in `[<@mesh, […]>, <@mesh, […]>]`."""
-    parts, depth, begin = [], 0, 0
+    parts = []
+    depth = 0
+    begin = 0
     for i, c in enumerate(text):
         if c == "<":
             if depth == 0:

@@ -182,7 +182,8 @@ def angle_group(s: Scanner, opened: bool = False) -> str:
     """The raw text inside `<…>`, nested ones included."""
     if not opened:
         s.expect("<")
-    begin, depth = s.pos, 1
+    begin = s.pos
+    depth = 1
     while True:
         found = _ANGLE.search(s.text, s.pos)
         if not found:

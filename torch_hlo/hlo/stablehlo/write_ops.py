@@ -90,7 +90,8 @@ class _Shown:
     """The attributes of an instruction, spelled by one of StableHLO's forms."""
 
     def __init__(self, x: Instruction, form: Callable[[Any], str]) -> None:
-        self.x, self.form = x, form
+        self.x = x
+        self.form = form
 
     def __getitem__(self, name: str) -> str:
         return self.form(self.x[name])

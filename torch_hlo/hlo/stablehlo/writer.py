@@ -89,7 +89,8 @@ class Program:
         aliases: dict[int, int] | None = None,
     ) -> None:
         w = Writer(self, "    ")
-        args, at = [], 0
+        args = []
+        at = 0
         for p in c.params:
             names = []
             for leaf in p.shape.arrays:
@@ -125,7 +126,8 @@ class Writer:
     """The lines of one function or region."""
 
     def __init__(self, program: Program, indent: str, counter: list[int] | None = None) -> None:
-        self.program, self.indent = program, indent
+        self.program = program
+        self.indent = indent
         self.counter = counter or [0]
         self.lines: list[str] = []
         self.values: dict[Instruction, list[str]] = {}

@@ -169,7 +169,9 @@ def parse_nested_literal(
     text = _COMMENT.sub("", text).strip()
     if depth > 20 or text[:1] != "(" or text[-1:] != ")":
         raise scanner.error(f"expected a tuple constant of {shape}", position)
-    items, level, begin = [], 0, 1
+    items = []
+    level = 0
+    begin = 1
     for i in range(1, len(text) - 1):
         level += {"(": 1, "{": 1, ")": -1, "}": -1}.get(text[i], 0)
         if text[i] == "," and level == 0:

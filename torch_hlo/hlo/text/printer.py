@@ -161,9 +161,11 @@ def _own_name(x: Instruction) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    found, i = name, 1
+    found = name
+    i = 1
     while found in taken:
-        found, i = f"{name}.{i}", i + 1
+        found = f"{name}.{i}"
+        i = i + 1
     taken.add(found)
     return found
 
@@ -427,7 +429,8 @@ def _float_text(value: np.floating, dtype: str | None = None) -> str:
         fraction, quiet = _FRACTION[value.dtype.itemsize]
         payload = bits & ((1 << fraction) - 1)
         if dtype == "bf16":
-            payload, quiet = payload >> 16, quiet >> 16
+            payload = payload >> 16
+            quiet = quiet >> 16
         sign = "-" if np.signbit(value) else ""
         # f8 types have one nan, or none that text tells apart.
         return sign + (

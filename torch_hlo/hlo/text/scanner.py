@@ -65,7 +65,8 @@ class Scanner:
     """A position in `text`. White space and comments are skipped before everything."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.pos = text, 0
+        self.text = text
+        self.pos = 0
         self.resources: dict[str, str] | None = None  # hexadecimal bytes by name
 
     def error(self, message: str, position: int | None = None) -> ParseError:
@@ -178,7 +179,8 @@ def unescape(text: str) -> str:
             return bytes([int(code, 16)])
         return _ESCAPES.get(code) or code.encode(errors="replace")
 
-    parts, last = [], 0
+    parts = []
+    last = 0
     for m in _ESCAPE.finditer(text):
         parts += [text[last : m.start()].encode(errors="replace"), byte(m)]
         last = m.end()
@@ -189,7 +191,9 @@ def split_sizes(text: str) -> list[str]:
     """`text` cut at the commas outside parentheses."""
     if "(" not in text:
         return text.split(",")
-    parts, depth, begin = [], 0, 0
+    parts = []
+    depth = 0
+    begin = 0
     for i, c in enumerate(text):
         depth += (c == "(") - (c == ")")
         if c == "," and depth == 0:

@@ -32,7 +32,8 @@ from .mutation import on_memory
 
 @handles(aten.copy_.default)
 def copy_(args: tuple, kwargs: dict):
-    target, source = args[0], args[1]
+    target = args[0]
+    source = args[1]
     if type(target) is not HloTensor:
         if not checks.plain(target):
             raise handlers.Foreign
@@ -48,7 +49,9 @@ def copy_(args: tuple, kwargs: dict):
     if to.shares:
         return on_memory(aten.copy_.default, args, kwargs, [target])
     if type(source) is HloTensor:
-        value, dtype, size = read(source), source._meta.dtype, source._meta.size
+        value = read(source)
+        dtype = source._meta.dtype
+        size = source._meta.size
     elif source.device.type == "meta":
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     elif checks.plain(source):
@@ -57,7 +60,8 @@ def copy_(args: tuple, kwargs: dict):
             if plain.layout is not torch.strided:
                 plain = plain.to_dense()
             value = upload(plain if plain.dtype == to.dtype else plain.to(to.dtype))
-        dtype, size = to.dtype, tuple(source.shape)
+        dtype = to.dtype
+        size = tuple(source.shape)
     else:
         raise handlers.Foreign
     if dtype != to.dtype:

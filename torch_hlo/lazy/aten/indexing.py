@@ -132,7 +132,8 @@ def _as_where(x: HloTensor, indices, values: Tensor, accumulate: bool):
         or accumulate
     ):
         return None
-    mask, dim = masks[0], next(i for i, m in enumerate(indices) if m is not None)
+    mask = masks[0]
+    dim = next(i for i, m in enumerate(indices) if m is not None)
     if tuple(mask.shape) != tuple(x.shape[dim : dim + mask.dim()]) or values.dtype != x.dtype:
         return None
     value = checks.admit(values)

@@ -36,7 +36,8 @@ def as_strided(args: tuple, kwargs: dict):
     if in_inference_mode() and not x.is_inference():
         return outside_inference_mode(as_strided, args, kwargs)
     offset = rest[0] if rest else kwargs.get("storage_offset")
-    size, stride = tuple(size), tuple(stride)
+    size = tuple(size)
+    stride = tuple(stride)
     if len(size) != len(stride) or min(stride, default=0) < 0 or min(size, default=0) < 0:
         meta_tensor(x._meta).as_strided(size, stride, offset or 0)
     meta = metas.intern(size, stride, x._meta.dtype, x._meta.offset if offset is None else offset)
@@ -46,7 +47,8 @@ def as_strided(args: tuple, kwargs: dict):
 @handles(aten.empty_strided.default, aten.new_empty_strided.default)
 def empty_strided(args: tuple, kwargs: dict):
     args = args if not isinstance(args[0], torch.Tensor) else (*args[1:], args[0])
-    size, stride = tuple(args[0]), tuple(args[1])
+    size = tuple(args[0])
+    stride = tuple(args[1])
     like = args[2] if len(args) > 2 else None
     dtype = kwargs.get("dtype") or (like.dtype if like is not None else torch.get_default_dtype())
     if "device" in kwargs and not recording.on_device(kwargs["device"]):
@@ -84,7 +86,8 @@ def resize(
     sharing."""
     meta = metas.intern(size, stride or metas.row_major(size), x.dtype, x._meta.offset)
     base = x._storage.meta
-    have, need = metas.numel(base.size), metas.extent(meta)
+    have = metas.numel(base.size)
+    need = metas.extent(meta)
     if need * x.dtype.itemsize > have * base.dtype.itemsize:
         if base.dtype != meta.dtype:
             raise NotImplementedError(
@@ -111,7 +114,8 @@ def _grow(x: HloTensor, count: int) -> None:
         ]
     shown = [(t, views.restrided(t._view, flat, t._meta)) for t in aliases]
     order = metas.physical_order(base)
-    value, shape = storage.value, base.hlo
+    value = storage.value
+    shape = base.hlo
     if order != tuple(range(len(order))):
         shape = shape.with_dims([shape.dims[d] for d in order])
         value = Out(Node(aten.permute.default, (value, list(order)), {}, (shape,)))
@@ -127,7 +131,8 @@ def _grow(x: HloTensor, count: int) -> None:
 
 @handles(aten.resize_.default)
 def resize_(args: tuple, kwargs: dict):
-    x, size = args[0], tuple(args[1])
+    x = args[0]
+    size = tuple(args[1])
     memory_format = kwargs.get("memory_format")
     if memory_format is not None:
         resize(x, size, torch.empty(size, device="meta", memory_format=memory_format).stride())

@@ -108,7 +108,8 @@ def viewer(op: OpOverload) -> Handler:
         rule = cache.get(key)
         if rule is None:
             rule = cache[key] = make_rule(op, plan, meta, args[1:])
-        base, parent = x._storage, x._view
+        base = x._storage
+        parent = x._view
         if not rule.many:
             t = blank(rule.metas[0])
             t._storage = base
@@ -153,7 +154,8 @@ def _to_size(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Step
 
 def _as_slices(meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     dim = (args[1] if len(args) > 1 else 0) % len(meta.size)
-    steps, start = [], 0
+    steps = []
+    start = 0
     for m in found:
         steps.append((aten.slice.Tensor, (dim, start, start + m.size[dim]), m.hlo))
         start += m.size[dim]

@@ -444,7 +444,8 @@ def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
         return False
     if q[0] != k[0] or k[:3] != v[:3] or q[3] != k[3]:
         return False
-    heads, kv_heads = q[1], k[1]
+    heads = q[1]
+    kv_heads = k[1]
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
         return False
     if 0 in q or 0 in k:

@@ -119,7 +119,9 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     forms, about which meta kernels and the CPU's differ: by running it, if it is small. None: as
     the meta kernel says."""
     if op.overloadpacket in _CLONED:
-        op, args, kwargs = aten.clone.default, args[:1], {}
+        op = aten.clone.default
+        args = args[:1]
+        kwargs = {}
     if (
         not is_pointwise(op)
         and op.overloadpacket not in _LIKE
@@ -359,7 +361,8 @@ def _along(position: int, negative: bool) -> Callable:
 def _index(
     args: tuple[bool | list[Tensor] | Tensor, ...], kwargs
 ) -> Iterator[tuple[int | Tensor, ...]]:
-    x, indices = args[0], args[1]
+    x = args[0]
+    indices = args[1]
     for dim, index in enumerate(indices):
         if index is not None:
             yield index, -x.shape[dim], x.shape[dim]
@@ -442,7 +445,8 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
 
     shared: dict[int, Tensor] = {}  # a tensor that is given twice is one there, too
     for t in (*outs, *others):
-        meta, block = t._meta, memory.get(id(t._storage))
+        meta = t._meta
+        block = memory.get(id(t._storage))
         if block is not None:
             whole = block[: len(block) // meta.dtype.itemsize * meta.dtype.itemsize]
             view = whole.view(meta.dtype).as_strided(meta.size, meta.stride, meta.offset)
@@ -583,7 +587,8 @@ def refuse_partial_overlap(target: HloTensor, source: HloTensor) -> None:
     """Two tensors of one storage, of which `target` is written elementwise: raises RuntimeError if
     dense blocks of memory overlap without being the same elements in the same order. As in PyTorch,
     tensors with gaps are not judged."""
-    a, b = target._meta, source._meta
+    a = target._meta
+    b = source._meta
     if (
         a is b
         or not numel(a.size)
@@ -592,7 +597,8 @@ def refuse_partial_overlap(target: HloTensor, source: HloTensor) -> None:
         or physical_order(b) is None
     ):
         return
-    begin, end = a.offset * a.dtype.itemsize, extent(a) * a.dtype.itemsize
+    begin = a.offset * a.dtype.itemsize
+    end = extent(a) * a.dtype.itemsize
     other_begin, other_end = (
         b.offset * b.dtype.itemsize,
         extent(b) * b.dtype.itemsize,

@@ -34,7 +34,8 @@ from .tensor import HloTensor, make, peek, to_cpu
 from .views import HOST_OPS, on_host
 
 Check = Callable[[Tensor], None]  # raises if the value, on the CPU, is wrong
-NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
+NODES = 24  # more than that is computed on the device
+ELEMENTS = 1 << 14
 # What the CPU has computed, or has been given, stays until nobody needs it: a loop that reads a
 # number per turn computes each once. An array that is overwritten has no bounds: see `from_cpu`.
 _values: WeakKeyDictionary[Node | Array, Any] = WeakKeyDictionary()
@@ -53,7 +54,8 @@ def surface(together: bool = False) -> None:
     """Judge what has been computed; what is spread over processes only at moments that are the same
     for all (`together`). Raises what a check raises. Its own reads, and those of the functions that
     it calls, come here again and do nothing: what is done meanwhile has to wait its turn."""
-    state, thread = session.current(), threading.get_ident()
+    state = session.current()
+    thread = threading.get_ident()
     if thread in state.judges:
         return
     state.judges.add(thread)
@@ -64,7 +66,9 @@ def surface(together: bool = False) -> None:
 
 
 def _judge(expected: deque[tuple[HloTensor, Check]], together: bool) -> None:
-    ready, left, waiting = [], [], False
+    ready = []
+    left = []
+    waiting = False
     for condition in expected:
         ordered = getattr(condition[1], "ordered", False)
         now = _computed(condition[0], together) and not (ordered and waiting)
@@ -102,7 +106,8 @@ def _computed(value: HloTensor, together: bool) -> bool:
 def known(value: HloTensor, constant: bool = False) -> Tensor | None:
     """The value computed on the CPU, if it takes few and small ops from arrays that came from there
     (`constant`: from none); else None."""
-    out, nodes = value._storage.value, []
+    out = value._storage.value
+    nodes = []
     if type(out) is Array:
         arrays = [out]
         if constant or not from_cpu(out):

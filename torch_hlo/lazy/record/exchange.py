@@ -73,7 +73,8 @@ def to_dlpack(x: HloTensor, stream: int | None = None) -> object:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     place = location()
     lease = _lease(x)
-    buffer, driver = lease.buffer, runtime.driver()
+    buffer = lease.buffer
+    driver = runtime.driver()
     if x._view is None:
         x._storage.value.bounds = None  # whoever has the memory might write, and nobody knows
     stream = None if stream == -1 else stream or LEGACY
@@ -178,7 +179,8 @@ def hand_out(x: HloTensor, device: torch.device) -> torch.Tensor:
 
 
 def _copy(device: torch.device, target: int, source: int, nbytes: int) -> None:
-    driver, stream = runtime.driver(), torch.cuda.current_stream(device).cuda_stream
+    driver = runtime.driver()
+    stream = torch.cuda.current_stream(device).cuda_stream
     driver.follow(stream)
     driver.copy(target, source, nbytes)
     driver.precede(stream)

@@ -44,7 +44,8 @@ class HloGenerator(_CpuGenerator):
 
     def __new__(cls, device=None) -> HloGenerator:
         self = tensors.generator_new(cls)
-        self._seed, self._offset = 67280421310721, 0  # PyTorch's default seed
+        self._seed = 67280421310721  # PyTorch's default seed
+        self._offset = 0
         self.inside = ""
         # Two threads that draw get two offsets. Nothing is taken under it.
         self._lock = threading.Lock()
@@ -63,7 +64,8 @@ class HloGenerator(_CpuGenerator):
             raise RuntimeError(
                 f"Overflow when unpacking long long: the seed {seed} does not fit into 64 bits"
             )
-        self._seed, self._offset = seed & _MASK, 0
+        self._seed = seed & _MASK
+        self._offset = 0
         return self
 
     def initial_seed(self) -> int:

@@ -95,7 +95,8 @@ INFER: dict[OpOverload, Callable] = {
 @plain_sizes.answers()
 def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
-    args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
+    args = checks.admit_all(args)
+    kwargs = checks.admit_all(kwargs)
     if op in INFER:
         return unchecked(op, args, kwargs)
     meta = sizes.predict(op, args, kwargs, _dtypes)

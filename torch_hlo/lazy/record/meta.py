@@ -110,7 +110,8 @@ def contiguous(size: Ints, dtype: torch.dtype) -> Meta:
 
 def row_major(size: Ints) -> Ints:
     """PyTorch's strides of a dense row-major array (a size of 0 counts as 1)."""
-    stride, step = [], 1
+    stride = []
+    step = 1
     for n in reversed(size):
         stride.append(step)
         step *= max(n, 1)
@@ -141,7 +142,8 @@ def shares(size: Ints, stride: Ints) -> bool:
     if 0 in size:
         return False
     dims = sorted((s, n) for s, n in zip(stride, size) if n != 1)
-    reach, simple = 0, True
+    reach = 0
+    simple = True
     for s, n in dims:
         simple = simple and s > reach  # beyond what the smaller strides reach
         reach += (n - 1) * s

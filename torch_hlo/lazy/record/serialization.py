@@ -125,7 +125,8 @@ def set_storage(
     elif size is None:
         return torch.ops.aten.set_.source_Tensor(tensor, source)
     if size is None:
-        size, stride = (metas.extent(source._meta),), (1,)
+        size = (metas.extent(source._meta),)
+        stride = (1,)
     size = tuple(size)
     stride = tuple(stride) if stride is not None else metas.contiguous(size, tensor.dtype).stride
     with torch.no_grad():

@@ -409,7 +409,8 @@ def _text(tensor: HloTensor, contents: str | None) -> str:
             contents = tensors.values_text(values) if values.numel() else "[]"
     text = tensors.tensor_text(tensor, contents)
     # Print as for a plain tensor, or a plain Parameter.
-    wrapped, name = "Parameter(", type(tensor).__name__ + "("
+    wrapped = "Parameter("
+    name = type(tensor).__name__ + "("
     if text.startswith(wrapped):
         text = text[len(wrapped) : -1]
     if text.startswith(name):

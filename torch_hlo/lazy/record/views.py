@@ -237,7 +237,8 @@ def strided(storage_meta: Meta, target: Meta) -> View | None:
     if target.dtype != storage_meta.dtype:
         # The memory seen as another type (view_as_real, view(dtype)): in a flat array the sizes
         # follow from the widths.
-        have, want = storage_meta.dtype.itemsize, target.dtype.itemsize
+        have = storage_meta.dtype.itemsize
+        want = target.dtype.itemsize
         count = count * have // want
         if count * want // have != shape.dims[0]:  # bytes are left over
             shape = shape.with_dims([count * want // have])

@@ -96,7 +96,8 @@ class Meeting:
             mine = f"{draft.digest()} {draft.aliases} {_print(known)}".encode()
         if not self._same(self.journal.digest() + bytes([self.whole]) + mine):
             self.evaluate([(b[2], b[3]) for b in beside])
-            draft, known = self._agreed(bindings), None
+            draft = self._agreed(bindings)
+            known = None
         if draft is None:
             return None, []
         graph = draft.graph

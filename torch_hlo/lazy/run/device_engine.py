@@ -83,7 +83,8 @@ def _substitute(replaced: dict[int, Out]) -> None:
             stack += operands(node)
 
 
-_ARRAYS, _BUFFERS = frozenset({Array}), frozenset({Buffer})
+_ARRAYS = frozenset({Array})
+_BUFFERS = frozenset({Buffer})
 
 
 class DeviceEngine(Engine):
@@ -340,7 +341,8 @@ class DeviceEngine(Engine):
         is on the mesh, where every device has its own process."""
         self._evaluate_unchecked(only, near)
         if self.unchecked and not self.checking:
-            unchecked, self.unchecked = self.unchecked, []
+            unchecked = self.unchecked
+            self.unchecked = []
             self.checking = True
             try:
                 self._wait_all()
@@ -707,7 +709,8 @@ class Lease:
                     return
 
     def close(self) -> None:
-        memory, self._memory = self._memory, None
+        memory = self._memory
+        self._memory = None
         if memory is not None:
             with self._engine.counting:
                 memory.readers -= 1

@@ -79,7 +79,8 @@ class Found:
 @contextmanager
 def watched(alone: bool) -> Iterator[Found]:
     """Compare what runs in the block: operations `alone`, or whole steps."""
-    engine, state = session.engine().base(), session.current()
+    engine = session.engine().base()
+    state = session.current()
     found = Found()
     engine.mark_step(wait=True)
     before = state.sources, engine.judge
@@ -100,7 +101,8 @@ class Step(nan_checks.Step):
 
     def __init__(self, values: Sequence[nan_checks.Value], found: Found, alone: bool) -> None:
         super().__init__(values)
-        self.found, self.alone = found, alone
+        self.found = found
+        self.alone = alone
 
     def check(self) -> None:
         runs = [_Run(), _Run(wide=True), _Run(wide=True, noise=1)]
@@ -152,7 +154,8 @@ class Step(nan_checks.Step):
         # whole numbers: places of the largest of equal numbers, and so on
         if not can_be_nan(mine.dtype) and not (self.alone and len(out.node.outs) == 1):
             return None
-        node, errors = out.node, _errors(mine, *values)
+        node = out.node
+        errors = _errors(mine, *values)
         narrow = can_be_nan(mine.dtype) and _wide(mine.dtype) != mine.dtype
         if narrow and self.alone and errors[0] <= errors[2] and _is_elementwise(node):
             errors = _each(out, mine, *values[:2]) or errors
@@ -170,7 +173,8 @@ class _Run:
     rounded anew, or are `far` from what they were, and are the same for one seed of `noise`."""
 
     def __init__(self, wide: bool = False, noise: int = 0, far: float = 0.0) -> None:
-        self.wide, self.far = wide, far
+        self.wide = wide
+        self.far = far
         self.noise = torch.Generator().manual_seed(noise) if noise else None
         self.made: dict[Node, list[Any]] = {}
 
@@ -294,7 +298,9 @@ def _each(out: Out, mine: Tensor, plain: Tensor, exact: Tensor) -> list[float] |
     def error(x: Tensor, right: Tensor, beside: Tensor = exact) -> Tensor:
         return ((x - right).abs() / (beside.abs() + lost)).nan_to_num(0.0, posinf=0.0)
 
-    ours, torchs, by = error(mine, exact), error(plain, exact), torch.zeros_like(exact.abs())
+    ours = error(mine, exact)
+    torchs = error(plain, exact)
+    by = torch.zeros_like(exact.abs())
     if not (ours > least).any():
         return None
     for seed in range(1, NEAR):

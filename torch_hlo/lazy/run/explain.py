@@ -108,7 +108,8 @@ def judged(reason: str) -> dict[str, str]:
 
 
 def _likeness(a: tuple, b: tuple) -> float:
-    nodes, others = a[0][0], b[0][0]
+    nodes = a[0][0]
+    others = b[0][0]
     same = sum(map(eq, nodes, others))
     # Nodes after an inserted or removed op differ only by position: count ops as well.
     ops = sum(map(eq, (n[0] for n in nodes), (n[0] for n in others)))
@@ -144,7 +145,8 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
         kept = {*roots}  # which may be the next step's input
         for i, node in enumerate(nodes):
             if i << INDEX_BITS in kept and _mentions(node[1:], (~leaf,)) and "cat." in _op(node):
-                how, user = "made longer", i
+                how = "made longer"
+                user = i
         by = (
             ""
             if user is None

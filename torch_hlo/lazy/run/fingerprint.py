@@ -104,7 +104,9 @@ class _Encoder:
     def __init__(
         self, position: dict[int, int], leaves: list[Array], numbers: list[Number]
     ) -> None:
-        self.position, self.leaves, self.numbers = position, leaves, numbers
+        self.position = position
+        self.leaves = leaves
+        self.numbers = numbers
         self.leaf_index: dict[int, int] = {}
         self.number_index: dict[int, int] = {}
         self.table: dict[type, Callable] = {

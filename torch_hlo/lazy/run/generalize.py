@@ -185,7 +185,8 @@ def _kernel_places(graph: Graph) -> list[int] | None:
     wanted = [node.args[1] for node in graph.nodes if node.target in CONVOLUTIONS]
     if not wanted:
         return None
-    places, at = {}, 0
+    places = {}
+    at = 0
     for leaf in graph.leaves:
         places[id(leaf), 0] = range(at, at := at + leaf.shape.rank)
     for key, node in zip(graph.node_keys, graph.nodes):
@@ -269,11 +270,13 @@ class Proposal:
         free: list[bool],
     ) -> None:
         rewritten = _Rewriter(graph, sizes)
-        self.nodes, self.outputs = rewritten.nodes, rewritten.outputs
+        self.nodes = rewritten.nodes
+        self.outputs = rewritten.outputs
         self.leaves = [rewritten.leaves[id(leaf)] for leaf in graph.leaves]
         self.extra: list[Leaf] = []
         self.origins = origins
-        places, at = {}, 0
+        places = {}
+        at = 0
         for i, leaf in enumerate(graph.leaves):
             for d in range(leaf.shape.rank):
                 places[at] = (i, d)
@@ -286,7 +289,8 @@ class Proposal:
                 symbols.append((name, len(self.leaves) + len(self.extra), 0))
                 self.extra.append(Leaf(Shape("u8", (symbol(name), 0))))
         self.symbols = tuple(symbols)
-        self.sizes, self.free = sizes, free
+        self.sizes = sizes
+        self.free = free
         self.text = ", ".join(f"{name} = {ints[p]}" for name, p in origins.items())
 
     def aliases(self, wanted: Pairs) -> Pairs:
@@ -303,7 +307,8 @@ class Generalized:
     """A compiled symbolic program and the integers it predicts."""
 
     def __init__(self, program: NativeProgram, name: str, proposal: Proposal) -> None:
-        self.program, self.name = program, name
+        self.program = program
+        self.name = name
         self.aliases = proposal.aliases
         self.origins = tuple(proposal.origins.values())
         self.extra = tuple(proposal.origins[x.shape.dims[0]._text] for x in proposal.extra)
@@ -511,7 +516,9 @@ class Family:
         if ints in self.instances:
             yield "it differs from earlier graphs in more than sizes"
             return
-        chosen, free, kernels = [ints], _free(graph), _kernel_places(graph)
+        chosen = [ints]
+        free = _free(graph)
+        kernels = _kernel_places(graph)
         likes = [
             earlier
             for earlier in self.instances
@@ -584,7 +591,8 @@ class _Explanation:
         again: bool,
         related: bool,
     ) -> None:
-        self.free, self.related = free, related
+        self.free = free
+        self.related = related
         self.columns = list(zip(*instances))
         self.where = list(_positions(graph))
         self.leaf_sizes = sum(leaf.shape.rank for leaf in graph.leaves)
@@ -612,10 +620,12 @@ class _Explanation:
 
     def go_on(self, position: int) -> str | None:
         """Add the size at a position; the reason where no expression gives it."""
-        column, is_free = self.columns[position], self.free[position]
+        column = self.columns[position]
+        is_free = self.free[position]
         node, _, name = self.where[position]
         if self.node is not node:
-            self.node, self.cut = node, []
+            self.node = node
+            self.cut = []
         if self._constant(position):
             size = column[0]
         else:
@@ -645,7 +655,8 @@ class _Explanation:
 
     def _expression(self, position: int) -> Size | None:
         """What gives an integer that changes, from those before it."""
-        column, known = self.columns[position], self.solver.known
+        column = self.columns[position]
+        known = self.solver.known
         first = position < self.leaf_sizes and not self.related
         if first or self.free[position] and not self.varies:
             return None if self.alone[position] else known.get(column)

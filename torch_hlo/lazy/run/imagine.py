@@ -120,7 +120,8 @@ class _Imagined:
     def _reshape(self, node: Node, choices: list[list[int]]) -> None:
         """Narrow the choices for the sizes of a result that holds the operand's elements in order:
         the size of what was one, or was several, is known."""
-        was, now = _shape(node.args[0]).dims, _shape(self._tensor(node.args[0])).dims
+        was = _shape(node.args[0]).dims
+        now = _shape(self._tensor(node.args[0])).dims
         for sources, targets in _groups(was, node.outs[0].dims) if 0 not in was else ():
             first = targets.start
             if len(targets) == 1 and choices[first] != [-1]:
@@ -152,14 +153,16 @@ def _groups(was: Sequence[int], now: Sequence[int]) -> Iterator[tuple[range, ran
     """The smallest runs of dimensions that hold the same elements in two shapes."""
     i = j = 0
     while i < len(was) and j < len(now):
-        k, m = i + 1, j + 1
+        k = i + 1
+        m = j + 1
         while prod(was[i:k]) != prod(now[j:m]):
             if prod(was[i:k]) < prod(now[j:m]):
                 k += 1
             else:
                 m += 1
         yield range(i, k), range(j, m)
-        i, j = k, m
+        i = k
+        j = m
 
 
 def _integers(node: Node) -> tuple[list[str], dict[str, str]]:

@@ -133,7 +133,8 @@ def launch(
     """Run a program in the background; the storage of a binding gets its result unless its value
     has changed meanwhile. `in_flight`: gets what may have to be undone. `before`: called when
     nothing can fail any more; may be called again."""
-    compiled, places = known.compiled, known.places
+    compiled = known.compiled
+    places = known.places
     inputs = [leaf.data for leaf in leaves]
     if not _BUFFERS.issuperset(map(type, inputs)):
         given = map(leaf_buffer, leaves)

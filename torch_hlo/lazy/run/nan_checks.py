@@ -139,14 +139,16 @@ def _tensor(value: Value) -> HloTensor | None:
 
 
 def _make(value: Value) -> HloTensor:
-    form, array = shape(value), value.array if type(value) is Out else value
+    form = shape(value)
+    array = value.array if type(value) is Out else value
     meta = metas.contiguous(form.dims, HLO_TO_TORCH[form.dtype])
     return fresh(meta, value if array is None else array)
 
 
 def turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
     """The results of each run of a function in a loop or a branch, and which run it is."""
-    what, args = name(node), node.args
+    what = name(node)
+    args = node.args
     drawn = [_number(x) for k, x in node.kwargs.items() if k in ("seed", "offset")]
 
     def run(graph: FxGraph, given: Sequence[Value], turn: int, stream: int = 0) -> list[Value]:
@@ -265,7 +267,8 @@ def statistics(tensor: torch.Tensor) -> str:
     finite = tensor.detach()[tensor.isfinite()].double().cpu()
     parts = []
     if len(finite):
-        low, high = finite.min().item(), finite.max().item()
+        low = finite.min().item()
+        high = finite.max().item()
         parts = [f"{low:.4g} to {high:.4g}, mean {finite.mean().item():.4g}"]
     counts = {
         "zeros": (tensor == 0).sum().item(),

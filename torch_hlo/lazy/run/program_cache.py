@@ -61,7 +61,8 @@ class ProgramCache:
             metrics.count("CachedCompile")
             self.programs.move_to_end(key)
             return found
-        family, ints = None, ()
+        family = None
+        ints = ()
         if config.get("DYNAMIC"):
             bones, ints = generalize.split(graph)
             family = self.families.of((bones, *key[2:]))

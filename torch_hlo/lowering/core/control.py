@@ -98,7 +98,8 @@ def scan_loop(
 ) -> tuple[list[Instruction], list[Instruction]]:
     """`combine(carry, x, rest) -> (carry, y)` over dimension 0 of `xs`, from its end when
     `reverse`. Returns the last carry and the ys, stacked: y of x[i] is at i."""
-    nc, nx = len(carry), len(xs)
+    nc = len(carry)
+    nx = len(xs)
 
     def slices(x_state: Sequence[Instruction], i: Instruction) -> list[Instruction]:
         return [_at(x, i) for x in x_state]

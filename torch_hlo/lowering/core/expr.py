@@ -104,7 +104,8 @@ def where(condition: Expr, a: Term, b: Term) -> Expr:
     """Select by a pred; at least one of `a`, `b` is an Expr."""
     a, b = _pair(a, b)
     if not a.dims and condition.dims:
-        a, b = condition.like(a), condition.like(b)
+        a = condition.like(a)
+        b = condition.like(b)
     return Expr(
         instr(
             "select",

@@ -39,7 +39,8 @@ class Look:
     def __call__(self, value: torch.Tensor) -> None:
         self._values.append(value)
         if len(self._values) >= self.count:
-            values, self._values = self._values, []
+            values = self._values
+            self._values = []
             self.function(*values[: self.count])
 
 

@@ -108,7 +108,8 @@ def result_type(*operands: Operand) -> str:
             slot = 0 if x.dims else 1
             dtype = x.dtype
         else:
-            slot, dtype = 2, number_type(x)
+            slot = 2
+            dtype = number_type(x)
         ranked[slot] = dtype if ranked[slot] is None else promote(ranked[slot], dtype)
     result = ranked[0]
     for lower in ranked[1:]:

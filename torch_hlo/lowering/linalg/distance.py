@@ -54,7 +54,8 @@ def _common_batch(a: Instruction, b: Instruction) -> tuple:
 def _by_product(a: Instruction, b: Instruction) -> Expr:
     """Euclidean distances as sqrt(|a|^2 + |b|^2 - 2 a b^T), as PyTorch computes them for many rows:
     one product instead of all differences."""
-    x, y = compute(a), compute(b)
+    x = compute(a)
+    y = compute(b)
     dims = (*_common_batch(a, b), x.dims[-2], y.dims[-2])
     rank = len(dims)
 

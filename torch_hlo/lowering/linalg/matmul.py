@@ -40,7 +40,8 @@ def dot(
     rhs_batch: Sequence[int] = (),
 ) -> Expr:
     """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
-    x, y = bare(x), bare(y)
+    x = bare(x)
+    y = bare(y)
     if x.kind == "c":
         return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
     dtype = promote.compute_type(x.dtype)

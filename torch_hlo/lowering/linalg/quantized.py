@@ -185,7 +185,8 @@ def _has_blocks(w: Tensor, inner: int) -> bool:
 def convert_weight_to_int4pack(w: Instruction, inner: int) -> Instruction:
     """s32[n, k] with values of 0 to 15 -> u8[n, k / 2]."""
     n, k = w.shape.sizes
-    first, packed = 0, []
+    first = 0
+    packed = []
     for rows, blocks, apart in _blocks(n):
         half = rows // blocks // 2
         dims = (blocks, 2, half, k) if apart else (blocks, half, 2, k)
@@ -239,7 +240,9 @@ def weight_int4pack_mm(
     zero."""
     m, k = x.shape.dims
     n = packed.shape.sizes[0]
-    x, first, found = promote.cast(x, "f32"), 0, []
+    x = promote.cast(x, "f32")
+    first = 0
+    found = []
     sums = reduce(reshape(x, (m, k // group, group)), (2,))
     for rows, blocks, apart in _blocks(n):
         w = reshape(slice_dim(packed, 0, first, first + rows), (blocks, k, rows // blocks // 2))

@@ -105,7 +105,8 @@ def _forward(op: OpOverload) -> Callable[..., Results]:
 def _backward(op: OpOverload) -> Callable[..., Results]:
     def backward(*args: Any, **kwargs: Any) -> Results:
         call = _Call.of(op, args, kwargs)
-        given, bias = call.given, call.bias
+        given = call.given
+        bias = call.bias
         mask = given.get("grad_input_mask", (True, True, True, False))
         query = given["query"]
         wants_bias = bias is not None and mask[3] and bias.dtype != "pred"

@@ -24,7 +24,9 @@ from ..core import (
 )
 from ..reduction.reduce import fold
 
-SUM, MEAN, MAX = 0, 1, 2
+SUM = 0
+MEAN = 1
+MAX = 2
 
 
 def _bag_of(offsets: Instruction, count: Size) -> Expr:

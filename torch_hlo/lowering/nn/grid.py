@@ -35,7 +35,9 @@ from ..core import (
 )
 from ..reduction.reduce import fold, result
 
-LINEAR, NEAREST, CUBIC = 0, 1, 2
+LINEAR = 0
+NEAREST = 1
+CUBIC = 2
 ZEROS = 0
 BORDER = 1
 REFLECTION = 2
@@ -105,7 +107,8 @@ def _taps(x: Expr, size: Size, mode: int, padding: int, align: bool) -> list[Tap
 def _cubic(d: Expr) -> tuple[Expr, Expr]:
     """Cubic convolution kernel with a = -0.75 and its derivative, at signed distance `d` below
     2."""
-    a, x = -0.75, absolute(d)
+    a = -0.75
+    x = absolute(d)
     sign = where(d < 0, d.like(-1), 1)
     near = (
         ((a + 2) * x - (a + 3)) * x * x + 1,
@@ -155,7 +158,8 @@ class Sampler:
         """(flat index [N, points], pred inside, taps) of every corner."""
         strides = row_major_strides(tuple(self.sizes))
         for taps in itertools.product(*self.axes):
-            inside, index = None, None
+            inside = None
+            index = None
             for (position, _, _), size, stride in zip(taps, self.sizes, strides, strict=True):
                 within = (position >= 0) & (position <= size - 1)
                 inside = within if inside is None else inside & within

@@ -31,7 +31,8 @@ from ..core import (
 from ..reduction.reduce import average, count, fold, result
 from ..shape.cumulative import prefix
 
-MEAN, SUM = 1, 2
+MEAN = 1
+SUM = 2
 
 
 def reduced(x: Expr, reduction: int) -> Instruction:

@@ -90,7 +90,8 @@ def native_layer_norm_backward(
     g = compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     outer = tuple(range(dims[0] if dims else value.rank))
-    mean, rstd = value.like(mean), value.like(rstd)
+    mean = value.like(mean)
+    rstd = value.like(rstd)
     normal = (value - mean) * rstd
     dx = dw = db = None
     if mask[0]:

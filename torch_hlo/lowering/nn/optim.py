@@ -209,7 +209,8 @@ class _Scaling:
 
     def ready(self, grad: Instruction) -> tuple[Instruction, Expr]:
         """(gradient as written back, gradient to descend along)."""
-        g, written = compute(grad), grad
+        g = compute(grad)
+        written = grad
         if self.grad_scale is not None:
             g /= scalar(self.grad_scale, g.dtype)
             written = self.kept(g, grad)

@@ -126,7 +126,8 @@ def _divisor(
         size = start.like(s)
         stop = minimum(start + k, size + p)
         if not include_pad:
-            start, stop = maximum(start, 0), minimum(stop, size)
+            start = maximum(start, 0)
+            stop = minimum(stop, size)
         total *= stop - start
     return total.cast(dtype)
 
@@ -159,7 +160,8 @@ def avg_pool(
 def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruction:
     """reduce-window; padding that would be negative (rows that no window reaches) is cut off
     first."""
-    cuts, fixed = [], []
+    cuts = []
+    fixed = []
     for w in window:
         cut = min(w.pad_high, 0) if isinstance(w.pad_high, int) and w.base_dilation == 1 else 0
         cuts.append((0, cut))
@@ -363,7 +365,8 @@ def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -
 def _adaptive_bounds(size: Size, out: Size) -> tuple[Expr, Expr]:
     """(start, stop) of each window, s64[out]."""
     o = iota((out,), 0)
-    n, m = o.like(size), o.like(out)
+    n = o.like(size)
+    m = o.like(out)
     return o * n / m, ((o + 1) * n + m - 1) / m
 
 

@@ -89,7 +89,10 @@ def _lstm(
     state: Sequence[Expr],
 ) -> tuple[list[Expr], ...]:
     i, f, g, o = (x + y for x, y in zip(inputs, hidden, strict=True))
-    i, f, g, o = logistic(i), logistic(f), tanh(g), logistic(o)
+    i = logistic(i)
+    f = logistic(f)
+    g = tanh(g)
+    o = logistic(o)
     c = f * state[1] + i * g
     return [o * tanh(c), c], [i, f, g, o, state[1]]
 
@@ -297,7 +300,8 @@ def recurrent(
         parts = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             if b_in is not None and not c.hidden_bias:
-                b_in, b_hidden = _sum(b_in, b_hidden), None
+                b_in = _sum(b_in, b_hidden)
+                b_hidden = None
             gates = affine(x, w_in, b_in).cast(expected().dtype).x
             out, new, saved = _recurrence(
                 c,
@@ -458,7 +462,8 @@ def recurrent_backward(
                 through = dot(d_gates, weights[0], (2,), (0,))
                 d_input = through if d_input is None else d_input + through
         grad = None if d_input is None else d_input.cast(x.dtype).x
-        d_params, d_state = d_layer + d_params, d_first + d_state
+        d_params = d_layer + d_params
+        d_state = d_first + d_state
     found = [grad, *(stack(s, 0) for s in zip(*d_state, strict=True)), *d_params]
     return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
 
@@ -618,6 +623,7 @@ def gru_cell_backward(
 ) -> Results:
     """Gradients of (input gates, hidden gates, hx, input bias, hidden bias)."""
     inputs, hidden, (h,) = _gru_backward([compute(grad)], None, _gates(workspace, None, 5))
-    inputs, hidden = _joined(inputs), _joined(hidden)
+    inputs = _joined(inputs)
+    hidden = _joined(hidden)
     biases = [Expr(reduce(v.x, (0,))) if has_bias else None for v in (inputs, hidden)]
     return finish_all(inputs, hidden, h, *biases)

@@ -124,7 +124,8 @@ def _triangle(x: Expr) -> Expr:
 
 
 def _cubic_filter(x: Expr) -> Expr:
-    x, a = absolute(x), -0.5
+    x = absolute(x)
+    a = -0.5
     return where(x < 1, _cubic_near(x, a), where(x < 2, _cubic_far(x, a), 0))
 
 

@@ -188,7 +188,8 @@ def _asymptotic(x: Expr, order: int) -> tuple[Expr, Expr]:
     p, q = (series(8 / x, 0.0, 1.0, fn) for fn in _PQ[order])
     angle = x - (order / 2 + 0.25) * math.pi
     size = sqrt(2 / (math.pi * x))
-    c, s = cos(angle), sin(angle)
+    c = cos(angle)
+    s = sin(angle)
     return size * (p * c - q * s), size * (p * s + q * c)
 
 

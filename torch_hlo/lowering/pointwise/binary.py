@@ -154,7 +154,8 @@ def atan2_(y: Expr, x: Expr) -> Expr:
 
 @pointwise(aten.hypot, arity=2)
 def hypot(x: Expr, y: Expr) -> Expr:
-    a, b = absolute(x), absolute(y)
+    a = absolute(x)
+    b = absolute(y)
     large = maximum(a, b)
     small = minimum(a, b)
     ratio = small / where(large.eq(0), 1, large)
@@ -285,7 +286,8 @@ def lcm(x: Expr, y: Expr) -> Expr:
 def gcd(x: Expr, y: Expr) -> Expr:
     """Euclid's algorithm on all elements until every one is done."""
     if x.kind == "s":
-        x, y = absolute(x), absolute(y)
+        x = absolute(x)
+        y = absolute(y)
 
     def step(a: Expr, b: Expr) -> tuple[Expr, Expr]:
         done = b.eq(0)

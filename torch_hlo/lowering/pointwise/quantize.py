@@ -47,7 +47,8 @@ def _numbers(
 ) -> tuple[Expr, Expr, Expr, Expr]:
     """(values, scales, zero points, integers before they are cut off)."""
     value = compute(x)
-    scale, zero = _term(scale, value, dim), _term(zero, value, dim)
+    scale = _term(scale, value, dim)
+    zero = _term(zero, value, dim)
     return value, scale, zero, round_even(value * (1 / scale)) + zero
 
 
@@ -69,7 +70,8 @@ def _on_grid(
     result = (clamp(number, low, high) - zero) * scale
     if enabled is not None:
         on = scalar(enabled, "pred")
-        result, inside = where(on, result, value), inside | ~on
+        result = where(on, result, value)
+        inside = inside | ~on
     return finish(result), inside.x
 
 
@@ -186,7 +188,8 @@ def _grid_of(lowest: Expr, highest: Expr, low: int, high: int, middle: bool) -> 
             where(both, widest * e, v).cast("f32").cast("f64")
             for e, v in zip(ends, (lowest, highest))
         )
-    lowest, highest = minimum(lowest, 0), maximum(highest, 0)
+    lowest = minimum(lowest, 0)
+    highest = maximum(highest, 0)
     scale = (highest - lowest) / (high - low)
     scale = where(scale < 2.0**-128, 0.1, scale)  # 1 / scale is no f32
     small = scale < _SMALLEST_SCALE

@@ -273,7 +273,8 @@ def _gamma_series(a: Expr, x: Expr, one: Expr, tiny: float) -> Expr:
 def _gamma_fraction(a: Expr, x: Expr, one: Expr, tiny: float) -> Expr:
     """The continued fraction by the forward recurrence of numerators `p` and denominators `q`."""
     big, small = (1e7, 1e-7) if x.dtype == "f32" else (1e15, 1e-15)
-    y, z = 1 - a, x + (1 - a) + 1
+    y = 1 - a
+    z = x + (1 - a) + 1
     first = (x + 1) / (z * x)
 
     def unfinished(*state: Expr) -> Expr:
@@ -281,7 +282,9 @@ def _gamma_fraction(a: Expr, x: Expr, one: Expr, tiny: float) -> Expr:
 
     def advance(*state: Expr) -> tuple[Expr, ...]:
         x, y, z, c, pkm2, qkm2, pkm1, qkm1, answer, _ = state
-        c, y, z = c + 1, y + 1, z + 2
+        c = c + 1
+        y = y + 1
+        z = z + 2
         yc = y * c
         pk = pkm1 * z - pkm2 * yc
         qk = qkm1 * z - qkm2 * yc

@@ -192,7 +192,8 @@ def _arg(x: Instruction, dim: int | None, largest: bool) -> Instruction:
     if not x.rank:
         return promote.full(0, "s64", expected().dims)
     if dim is None:
-        x, dim = reshape(x, (x.size,)), 0
+        x = reshape(x, (x.size,))
+        dim = 0
     return result(arg_extreme(Expr(x), axis(dim, x.rank), largest)[1])
 
 

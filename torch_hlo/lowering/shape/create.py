@@ -152,7 +152,8 @@ def _spaced(first: Expr, last: Expr) -> Expr:
         return x.cast(dtype).cast(wide)
 
     index, back, intervals = (rounded(i) for i in _places(first.dims))
-    first, last = first.cast(wide), last.cast(wide)
+    first = first.cast(wide)
+    last = last.cast(wide)
     step = rounded(rounded(last - first) / intervals)
     if dtype != wide:
         low = first + rounded(step * index)
@@ -171,7 +172,8 @@ def _fused(a: Expr, count: Expr, b: Expr) -> Expr:
     """`a * count + b` in f64, rounded once; `count`: integers below 2**26."""
     mask = ~((1 << 27) - 1) & ((1 << 64) - 1)
     high = bitcast(bitcast(a, "u64") & mask, "f64")
-    large, small = high * count, (a - high) * count  # exact
+    large = high * count  # exact
+    small = (a - high) * count
     product = large + small
     result = b + product
     added = result - b

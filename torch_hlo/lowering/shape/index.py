@@ -431,7 +431,8 @@ def _position(mask: Instruction) -> Instruction:
 @lowers(aten.masked_scatter)
 def masked_scatter(x: Instruction, mask: Instruction, source: Instruction) -> Instruction:
     dims = expected().dims
-    x, mask = broadcast_to(x, dims), broadcast_to(mask, dims)
+    x = broadcast_to(x, dims)
+    mask = broadcast_to(mask, dims)
     if isinstance(source.size, int) and source.size == 0:
         return x
     picked = gather_dim(reshape(source, (source.size,)), _position(mask), 0)

@@ -246,7 +246,8 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
 
 
 def _row_steps(dims: Sequence[Size]) -> list[Size]:
-    steps, step = [], dims[-1]
+    steps = []
+    step = dims[-1]
     for d in reversed(dims[:-1]):
         steps.append(step)
         step *= d

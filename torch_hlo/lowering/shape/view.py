@@ -151,7 +151,8 @@ def _range(size: Size, start: Size | None, count: Size, step: Size) -> tuple[Siz
     aten.tensor_split.indices,
 )
 def split(x: Instruction, sizes: Size | Sequence[Size], dim: int = 0) -> list[Instruction]:
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for shape in expected_shapes():
         stop = start + shape.dims[dim]
         pieces.append(slice_dim(x, dim, start, stop))

@@ -121,8 +121,10 @@ def shard_dim_alltoall(x: Instruction, gather_dim: int, shard_dim: int, group: s
     """From sharded along `gather_dim` to sharded along `shard_dim`, which is whole and divisible
     before."""
     groups = parse_groups(group)
-    n, rank = len(groups[0]), x.rank
-    gather_dim, shard_dim = gather_dim % rank, shard_dim % rank
+    n = len(groups[0])
+    rank = x.rank
+    gather_dim = gather_dim % rank
+    shard_dim = shard_dim % rank
     dims = x.dims
     size = dims[shard_dim] // n
     y = _collective("all-to-all", x, groups, dimensions=(shard_dim,))

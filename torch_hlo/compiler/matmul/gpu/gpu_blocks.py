@@ -62,7 +62,8 @@ def element(
     lanes: int = 1,
 ) -> list[str]:
     """`lanes` elements, aligned to their total, as values of register type `kind`."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
+    storage = STORAGE[dtype]
+    e = f.emit(lanes)
     value = load_real(f, dtype, pointer, at, lanes, align=storage.bytes * lanes)
     if storage.register != kind:
         value = scalar.single(scalar.convert(e, dtype, REGISTER_TYPE[kind], value))
@@ -139,7 +140,8 @@ def launch(
 ) -> None:
     """Start the kernel of function `name`, made with `writer`. `part`: elements between the results
     of parts."""
-    across, down = ceildiv(p.n, cut.n), ceildiv(p.m, cut.m)
+    across = ceildiv(p.n, cut.n)
+    down = ceildiv(p.m, cut.m)
     sizes = [p.m, p.n, p.k, *p.a, *p.b, p.c_m, across, down, across * down]
     if cut.parts > 1:
         sizes += [
@@ -172,7 +174,8 @@ def place(f: Writer, cut: Blocks, batch: int) -> Place:
     w = Words(f)
     rest = f.div("%lo", "%tiles")
     number = w.narrow(f.rem("%lo", "%tiles"))
-    across, down = w.narrow("%across"), w.narrow("%down")
+    across = w.narrow("%across")
+    down = w.narrow("%down")
     band = w.mul(across, BAND)
     top = w.mul(w.div(number, band), BAND)
     inside = w.rem(number, band)
@@ -237,7 +240,8 @@ def store_sums(
 ) -> None:
     """`lanes` neighbouring accumulators as elements of `dtype` at `index`, aligned to their
     total."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
+    storage = STORAGE[dtype]
+    e = f.emit(lanes)
     value = (
         e.cast("trunc", sums, kind, storage.memory)
         if kind[0] == "i"

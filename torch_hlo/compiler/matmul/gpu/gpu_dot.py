@@ -270,7 +270,9 @@ def _emit_fused(program: GpuProgram, o: Output) -> bool:
 
 def _chosen(program: GpuProgram, x: Instruction) -> tuple[Product, Engine, bool] | None:
     """(the strided product, its engine, whether the operands changed places), or None."""
-    p, dtypes, result = product(x), types_of(x), x.dtype
+    p = product(x)
+    dtypes = types_of(x)
+    result = x.dtype
     if p is None or p.k == 0 or x.kind == "c":
         return None
     swapped = p.n == 1 and p.m != 1

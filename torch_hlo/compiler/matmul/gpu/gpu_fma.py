@@ -17,7 +17,8 @@ from .gpu_blocks import Store
 
 # threads along a side of a block; neighbouring elements of a thread, and elements it loads per
 # slice
-SIDE, QUAD = 16, 4
+SIDE = 16
+QUAD = 4
 THREADS = SIDE * SIDE
 PADDING = 4  # elements between lines of shared memory
 
@@ -41,7 +42,9 @@ class Block:
     rows and columns; `kind`: register type of sums."""
 
     def __init__(self, f: GpuWriter, kind: str, side: int) -> None:
-        self.f, self.kind, self.side = f, kind, side
+        self.f = f
+        self.kind = kind
+        self.side = side
         self.slice = THREADS * QUAD // side  # of k: each thread loads a quad of both operands
         self.pitch = side + PADDING
         self.quads = side // (SIDE * QUAD)
@@ -57,8 +60,10 @@ class Block:
     def write(self, a: Operand, b: Operand, k: Int, store: Store, lanes: int = 1) -> None:
         """`store` is called with `lanes` (1, 2 or 4) neighbouring columns, of which the matrix has
         a multiple."""
-        f, t = self.f, self.t
-        x, y = f.rem("%kernel.t", SIDE), f.div("%kernel.t", SIDE)
+        f = self.f
+        t = self.t
+        x = f.rem("%kernel.t", SIDE)
+        y = f.div("%kernel.t", SIDE)
         length = self.slice * self.pitch
         for name, operand in (("a", a), ("b", b)):
             self._put(name, operand, 0, self._fetch(operand, 0, k))
@@ -115,7 +120,8 @@ class Block:
     def _places(self, o: Operand) -> list[tuple[Int, Int]]:
         """(row of the block, k of the slice) of what this thread brings: neighbouring threads read
         neighbouring memory."""
-        f, extent = self.f, self.slice if o.along_k else self.side
+        f = self.f
+        extent = self.slice if o.along_k else self.side
         result = []
         for part in range(QUAD // o.lanes):
             number = f.mul(f.add("%kernel.t", part * THREADS), o.lanes)
@@ -128,7 +134,8 @@ class Block:
         f = self.f
         result = []
         for row, deep in self._places(o):
-            at, depth = f.add(o.first, row), f.add(base, deep)
+            at = f.add(o.first, row)
+            depth = f.add(base, deep)
             inside = f.op(f"and i1 {f.icmp('slt', at, o.size)}, {f.icmp('slt', depth, k)}")
             result.append(
                 f.choose(
@@ -159,7 +166,8 @@ class Block:
 
     def _take(self, name: str, line: Int, thread: Int) -> list[str]:
         """A thread's rows (or columns) at one k."""
-        f, vector = self.f, f"<{QUAD} x {self.kind}>"
+        f = self.f
+        vector = f"<{QUAD} x {self.kind}>"
         result = []
         for q in range(self.quads):
             where = f.add(f.muladd(thread, QUAD, line), q * SIDE * QUAD)

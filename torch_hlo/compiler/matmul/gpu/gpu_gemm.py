@@ -94,7 +94,9 @@ class Product:
 
     def write(self, at: Place, bases: Sequence[str], store: Store) -> None:
         """The block at `at` of the product of the matrices at pointers `bases`."""
-        f, w, t = self.f, self.w, self.tile
+        f = self.f
+        w = self.w
+        t = self.tile
         shared = ptx.shared_address(f)
         team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
@@ -125,11 +127,14 @@ class Product:
     def multiply(self, shared: str, at: Place, bases: Sequence[str]) -> list[str]:
         """The loop over k: the warp's sums by [fragment of rows][half fragment of
         columns][four]."""
-        f, w, t = self.f, self.w, self.tile
+        f = self.f
+        w = self.w
+        t = self.tile
         panels = self.panels(at, bases)
         panels[0].prepare(self.warp_row)
         panels[1].prepare(self.warp_column)
-        depth, ahead = self.a.depth, t.stages - 1
+        depth = self.a.depth
+        ahead = t.stages - 1
         places = (0, self.a.nbytes)  # of the operands in a slice
         size = self.a.nbytes + self.b.nbytes
         pointers = [p.start for p in panels]
@@ -145,7 +150,8 @@ class Product:
         ]
         with f.loop(0, at.k, depth, carry=carry) as loop:
             now, to, *rest = loop.vars
-            pointers, sums = rest[:2], rest[2:]
+            pointers = rest[:2]
+            sums = rest[2:]
             ptx.wait_copies(f, ahead - 1)
             # the slice is complete, and all warps are done with the one that is overwritten now
             self.f.barrier()
@@ -212,12 +218,16 @@ class Product:
     def _give(self, shared: str, sums: list[str], row: Int, column: Int, store: Store) -> None:
         """Warp by warp and fragment by fragment through shared memory, to lanes that have
         neighbouring columns."""
-        f, w, t = self.f, self.w, self.tile
+        f = self.f
+        w = self.w
+        t = self.tile
         pitch = 4 * (t.warp_n + PADDING)
         thread = w.narrow("%kernel.t")
-        lane, warp = w.rem(thread, 32), w.div(thread, 32)
+        lane = w.rem(thread, 32)
+        warp = w.div(thread, 32)
         patch = w.muladd(warp, FRAGMENT * pitch, shared)
-        g, q = w.div(lane, 4), w.rem(lane, 4)
+        g = w.div(lane, 4)
+        q = w.rem(lane, 4)
         offset, runs = self.b.runs(w, q)
         own = w.add(patch, w.mul(g, pitch), w.mul(offset, 4))
         # that a warp reads at a time: a power of two that divides the columns
@@ -274,7 +284,8 @@ class Product:
     ) -> None:
         """`finish(r)` for the `rows` that exist: without branches between them where all do, else
         one by one."""
-        f, w = self.f, self.w
+        f = self.f
+        w = self.w
         whole = inside
         for r in rows:
             whole = f.op(f"and i1 {whole}, {f.icmp('slt', row_at(r), '%m')}")
@@ -291,7 +302,8 @@ class Product:
 
     def _read(self, address: Int) -> str:
         """The lane's neighbouring sums, as a vector."""
-        f, n = self.f, self.lanes
+        f = self.f
+        n = self.lanes
         if n == 1:
             return ptx.load_shared(f, [self.kind], address)[0]
         each = min(n, 4)

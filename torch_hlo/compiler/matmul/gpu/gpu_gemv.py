@@ -25,7 +25,10 @@ from .gpu_blocks import SPLITS, Blocks, Place, Store, divides, element
 
 MOST_ROWS = 8
 # columns of a warp; warps of a group; of a warp; rows of B that a warp loads before it uses them
-EACH, WARPS, LANES, AHEAD = 4, 8, 32, 4
+EACH = 4
+WARPS = 8
+LANES = 32
+AHEAD = 4
 
 
 @frozen
@@ -78,7 +81,8 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             for n in (8, 4, 2, 1)
             if n * max(sizes) <= 16 and (n == 1 or target.vector_bytes == 16) and divides(n, inside)
         )
-        columns, depth = WARPS * EACH, GEMV_PART_DEPTH
+        columns = WARPS * EACH
+        depth = GEMV_PART_DEPTH
     else:
         most = min(
             16 // sizes[1],
@@ -93,7 +97,8 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             and (n == 1 or not isinstance(p.n, int) or LANES * n < 2 * p.n)
             and divides(n, [p.n, p.b[1], *(e[2] for e in p.batch)])
         )
-        columns, depth = LANES * lanes, 4 * WARPS * AHEAD
+        columns = LANES * lanes
+        depth = 4 * WARPS * AHEAD
     count = p.count
     groups = -(-p.n // columns) * count if isinstance(p.n, int) and isinstance(count, int) else 0
     parts = max(
@@ -148,7 +153,8 @@ def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
                 r, c = divmod(n, EACH)
                 sums[n] = _multiply(f, g.kind, vectors[r][i], matrix[c][i], sums[n])
         loop.next = sums
-    exchange, e = Exchange(f.program.target, g.threads), f.emit()
+    exchange = Exchange(f.program.target, g.threads)
+    e = f.emit()
     sums = loop.vars
     distance = 1
     while distance < LANES:

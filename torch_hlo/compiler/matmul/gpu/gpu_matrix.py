@@ -239,7 +239,8 @@ def _time(
     of k cut into `parts`."""
     have = machine(target)
     m, n, batch = (hint(s, USUAL) for s in (p.m, p.n, p.count))
-    across, down = -(-n // tile.n), -(-m // tile.m)
+    across = -(-n // tile.n)
+    down = -(-m // tile.m)
     groups = across * down * batch * parts
     resident = min(
         max(1, have.shared // tile.shared),

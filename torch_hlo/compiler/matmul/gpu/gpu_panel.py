@@ -125,12 +125,16 @@ class Panel:
     ) -> None:
         self.f, self.o, self.w = f, operand, Words(f)
         self.step = threads * CHUNK // LINE  # lines that all threads copy at a time
-        self.k, self.base = k, base
+        self.k = k
+        self.base = base
         if operand.lines % self.step:
             raise ValueError(f"{operand.lines} lines are not copied evenly by {threads} threads")
-        w, o, itemsize = self.w, operand, operand.unit.itemsize
+        w = self.w
+        o = operand
+        itemsize = operand.unit.itemsize
         thread = w.narrow("%kernel.t")
-        chunk, line = w.rem(thread, 8), w.div(thread, 8)
+        chunk = w.rem(thread, 8)
+        line = w.div(thread, 8)
         self.to = w.muladd(line, LINE, w.mul(w.xor(chunk, o.key(w, line)), CHUNK))
         self.chunk = w.wide(w.mul(chunk, CHUNK))
         self.line = w.wide(line)
@@ -171,7 +175,9 @@ class Panel:
     def bring(self, to: Int, pointer: str, k: Int) -> str:
         """Copy the slice that begins at `k` (i64), which `pointer` is at, to shared address `to`.
         Returns the pointer of the next slice."""
-        f, w, o = self.f, self.w, self.o
+        f = self.f
+        w = self.w
+        o = self.o
         to = w.add(to, self.to)
         left = f.sub(self.k, k)
         if o.along_k:
@@ -197,7 +203,9 @@ class Panel:
     def _copy(self, to: Int, source: str, nbytes: Int) -> None:
         """A chunk whose elements are not aligned to 4 bytes, one by one; those outside are read
         from the matrix's first."""
-        f, w, size = self.f, self.w, self.o.unit.itemsize
+        f = self.f
+        w = self.w
+        size = self.o.unit.itemsize
         words: list[Int] = [0] * (CHUNK // 4)
         for at in range(0, CHUNK, size):
             ok = w.less(at, nbytes)
@@ -214,7 +222,8 @@ class Panel:
     def prepare(self, warp_first: Int) -> None:
         """Compute what the warp's reads have in common. `warp_first`: its first row in the block
         (i32)."""
-        w, o = self.w, self.o
+        w = self.w
+        o = self.o
         lane = w.rem(w.narrow("%kernel.t"), 32)
         if o.along_k:
             line = w.rem(lane, 16)
@@ -228,7 +237,8 @@ class Panel:
                 line = w.muladd(w.div(lane, 16), 8, w.rem(lane, 8))
                 chunk = w.xor(chunk, w.rem(w.div(lane, 8), 2))
             elif o.unit.itemsize == 1:
-                r, q = w.rem(lane, 8), w.div(lane, 8)
+                r = w.rem(lane, 8)
+                q = w.div(lane, 8)
                 line = w.add(
                     w.mul(w.div(r, 2), 4),
                     w.rem(r, 2),
@@ -247,13 +257,16 @@ class Panel:
     def fragment(self, at: Int, i: int, step: int) -> list[str]:
         """Fragment `i` of the warp's rows at instruction `step` of the slice at shared address
         `at`: four registers, rows 0 … 7 and 8 … 15 of the first half of k, then of the second."""
-        f, w, o = self.f, self.w, self.o
+        f = self.f
+        w = self.w
+        o = self.o
         if o.along_k:
             place = w.add(at, self.lines, self.columns[32 * step])
             return self._rounded(ptx.load_matrices(f, w.add(place, i * FRAGMENT * LINE)))
         depth = o.unit.k
         if o.unit.itemsize == 4:
-            base, parity = w.add(at, self.lines), i % 2
+            base = w.add(at, self.lines)
+            parity = i % 2
             registers = []
             for half in range(2):
                 for high in range(2):
