@@ -211,3 +211,26 @@ def test_distances(rows: int) -> None:
     rng = np.random.default_rng(0)
     inputs = [rng.random(p.dims, np.float32) for p in (x, y)]
     check(module([x, y], build.exponential(build.negate(s))), inputs, rtol=1e-5, optimize=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rounded_values_that_lie_in_turns(dtype):
+    """LLVM moved bf16 instead of their bits, and has no instructions for that."""
+    m = hlo(f"""HloModule rounded
+ENTRY main {{
+  x = {dtype}[252,3] parameter(0)
+  first = {dtype}[252,1] slice(x), slice={{[0:252], [0:1]}}
+  last = {dtype}[252,1] slice(x), slice={{[0:252], [2:3]}}
+  two = {dtype}[] constant(2)
+  twos = {dtype}[252,1] broadcast(two), dimensions={{}}
+  twice = {dtype}[252,1] multiply(last, twos)
+  less = {dtype}[252,1] subtract(first, twos)
+  three = {dtype}[252,3] concatenate(first, twice, less), dimensions={{1}}
+  numbers = {dtype}[3] iota(), iota_dimension=0
+  a = {dtype}[252,3,3] broadcast(three), dimensions={{0,1}}
+  b = {dtype}[252,3,3] broadcast(numbers), dimensions={{2}}
+  product = {dtype}[252,3,3] multiply(a, b)
+  ROOT r = ({dtype}[252,3], {dtype}[252,3,3]) tuple(three, product)
+}}
+""")
+    check(m, [(np.arange(756) % 64).reshape(252, 3).astype(numpy_dtype(dtype))], optimize=True)
