@@ -28,7 +28,7 @@ def test_lines_of_a_recorded_program() -> None:
 
 
 def test_steps_of_loops_are_counted() -> None:
-    model = torch.nn.LSTM(8, 8).to("hlo")
+    model = torch.nn.LSTM(8, 16).to("hlo")
     with profiler.profile() as report, torch.no_grad():
         out = model(torch.randn(6, 2, 8).to("hlo"))[0].cpu()
     assert torch.isfinite(out).all()
