@@ -122,6 +122,7 @@ def _rounded(e: Emit, value: str, to: str) -> str:
 
 
 def _fenced(e: Emit, floats: str, lanes: int) -> str:
+    """The same floats, which LLVM may not look behind."""
     t, name = (f"<{lanes} x float>", f"v{lanes}f32") if lanes > 1 else ("float", "f32")
     return e.op(f"call {t} @llvm.arithmetic.fence.{name}({t} {floats})")
 

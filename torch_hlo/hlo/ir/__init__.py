@@ -24,6 +24,7 @@ from .dim import (
 from .infer import ShapeError, product
 from .instruction import (
     IDENTITIES,
+    IGNORED,
     META,
     Attrs,
     Computation,

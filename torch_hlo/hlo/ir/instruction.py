@@ -353,7 +353,9 @@ IDENTITIES = frozenset(
     "Sharding SPMDFullToShardShape SPMDShardToFullShape InspectSharding LayoutConstraint"
     " annotate_device_placement MoveToHost MoveToDevice".split()
 )
-_WITHOUT_EFFECT = IDENTITIES | {"shape_assertion", "stablehlo.dynamic_assert", "control_dep"}
+# custom calls that nothing is made of: checks of shapes, which are made here, and an order for
+# XLA's scheduler
+IGNORED = frozenset({"shape_assertion", "stablehlo.dynamic_assert", "control_dep"})
 
 
 def has_effect(x: Instruction) -> bool:
@@ -361,7 +363,7 @@ def has_effect(x: Instruction) -> bool:
     return (
         x.op == "custom-call"
         and x.get("custom_call_has_side_effect", False)
-        and x["custom_call_target"] not in _WITHOUT_EFFECT
+        and x["custom_call_target"] not in IDENTITIES | IGNORED
     )
 
 

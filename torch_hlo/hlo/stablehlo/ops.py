@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..ir import (
+    IGNORED,
     OPCODES,
     Dim,
     Instruction,
@@ -544,17 +545,13 @@ def _optimization_barrier(c: Context) -> Made:
     return unpacked(instr("opt-barrier", (b.tuple_(*c.x),)), len(c.x))
 
 
-# Checks of shapes, which are made here, and an order for XLA's scheduler.
-_IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert", "control_dep"})
-
-
 @rule("custom_call")
 def _custom_call(c: Context) -> Made:
     callee = c.attr("callee")
     target = (
         callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
     )
-    if target in _IGNORED_CALLS:
+    if target in IGNORED:
         return []
     dialect, _, name = target.partition(".")
     if dialect in ("mhlo", "stablehlo", "chlo") and (

@@ -346,7 +346,9 @@ def _add(a, b, alpha=1):
     return _compress(_coalesce(both) if x.merged and y.merged else both, a.form)
 
 
-_sub = _rule(aten.sub.Tensor)(lambda a, b, alpha=1: _add(a, b, -alpha))
+@_rule(aten.sub.Tensor)
+def _sub(a, b, alpha=1):
+    return _add(a, b, -alpha)
 
 
 def _scaled(op: Callable) -> Callable:
