@@ -1,4 +1,4 @@
-"""jax.distributed: several processes, each with one device of the mesh."""
+"""jax.distributed: several processes, each with one or more devices of the mesh."""
 
 from __future__ import annotations
 
@@ -101,12 +101,45 @@ def test_two_processes():
         assert (status, output.split()[-1:]) == (0, ["fine"]), errors
 
 
-def test_several_devices_in_each_process_are_refused():
-    script = """
-import sys, jax
+PLACES = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
 rank, count, port = map(int, sys.argv[1:])
+jax.config.update("jax_num_cpu_devices", rank + 1)
 jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
-jax.devices()
+owners = [d.process_index for d in jax.devices()]
+assert owners == [0, 1, 1], owners
+assert [d.id for d in jax.local_devices()] == [[0], [1, 2]][rank]
+
+def same(array, want):
+    for shard in array.addressable_shards:
+        np.testing.assert_allclose(shard.data, want[shard.index])
+
+def held(devices):
+    mesh = Mesh(np.array(devices), "d")
+    cut, n = NamedSharding(mesh, P("d")), len(devices)
+    # a program that asks for its place only
+    same(jax.jit(lambda: 2 * jnp.arange(4 * n), out_shardings=cut)(), 2 * np.arange(4 * n))
+    x = np.arange(4 * n, dtype=np.float32)
+    y = jax.make_array_from_callback(x.shape, cut, lambda at: x[at])
+    def mapped(f):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P(), check_vma=False))(y)
+    same(mapped(lambda v: jax.lax.all_gather(v, "d", tiled=True)), x)
+    same(mapped(lambda v: jax.lax.psum(v, "d")), x.reshape(n, -1).sum(0))
+    turn = [(i, (i + 1) % n) for i in range(n)]
+    turned = mapped(lambda v: jax.lax.all_gather(jax.lax.ppermute(v, "d", turn), "d", tiled=True))
+    same(turned, np.roll(x.reshape(n, -1), 1, 0).ravel())
+
+everybody = jax.devices()
+for devices in everybody, everybody[::-1], [everybody[2], everybody[0]], jax.local_devices():
+    held(devices)
+held(jax.local_devices()[-1:])
+print("fine")
 """
-    for status, _, errors in start(2, script, JAX_NUM_CPU_DEVICES="2"):
-        assert status == 1 and "each of 2 processes has one device, not 2" in errors, errors
+
+
+def test_several_devices_in_each_process():
+    """Meshes in any order, of some of the devices, and of one process."""
+    for status, output, errors in start(2, PLACES):
+        assert (status, output.split()[-1:]) == (0, ["fine"]), errors

@@ -112,14 +112,16 @@ def run_devices(
     inputs: Sequence[Sequence[Buffer]],
     outputs: Sequence[Sequence[Buffer]],
     replicas: int = 1,
+    links: Sequence[Communicator] = (),
 ) -> None:
     """Run a per-device program on every device of this process: on one per list of buffers, or in a
-    torch.distributed process on its own.
+    torch.distributed process on its own. `links`: of the devices, where others of the program are
+    in other processes.
 
     Blocks. Raises what a device raises, with a note that names it; CollectiveError when the devices
     do not meet within TORCH_HLO_COLLECTIVE_TIMEOUT."""
     n = len(inputs)
-    if process_count() > 1 and n == 1:
+    if process_count() > 1 and n == 1 and not links:
         return program.run(inputs[0], outputs[0])
     if n > 1 and not program.virtual:
         raise ValueError(
@@ -131,6 +133,7 @@ def run_devices(
         replicas,
         n // replicas,
         config.get("COLLECTIVE_TIMEOUT") or None,
+        links,
     )
     with WORKERS.shared_by(n):
         meeting.run(lambda device: program.run(inputs[device], outputs[device]), _THREADS.submit)

@@ -1,7 +1,7 @@
-"""One process per device: the collectives of compiled programs over torch.distributed's process
-groups.
+"""Devices in several processes: the collectives of compiled programs over torch.distributed's
+process groups. A link is that of one device; a process may have several.
 
-    link().exchange(c, inputs, outputs)
+    link().exchange(c, inputs, outputs)     # the device of this process
 
 A collective is made of rounds in which each member of the group sends some arrays to each other one
 (`_round`). Sums are formed here and not in the transport, in the order of ranks, so that the
@@ -72,22 +72,20 @@ class ProcessLink(Communicator):
     """That of a process; see the module's docstring. GPUs exchange arrays by themselves
     (device/cuda/nccl.py)."""
 
-    replicas = 1
     own_process = True
 
-    def __init__(self, world: dist.ProcessGroup | None) -> None:
-        self.world = world
-        self.device, self.partitions = dist.get_rank(), dist.get_world_size()
+    def __init__(self, device: int, count: int, replicas: int = 1, name: str = "") -> None:
+        self.world = dist.group.WORLD
+        self.device = device
+        self.everybody = tuple(range(count))
+        self.replicas = replicas
+        self.partitions = count // replicas
         self.timeout = config.get("COLLECTIVE_TIMEOUT") or 365 * 86400.0
         self.groups: dict[tuple[object, ...], dist.ProcessGroup] = {}  # of GPUs
         self.program = "a program"
         self.failure: CollectiveError | None = None
-        self.board = _Board(self.device, self.partitions, self._told)
+        self.board = _Board(device, count, self._told, name)
         self.lanes = {name: _Lane(name, self) for name in ("steps", "host")}
-
-    @property
-    def everybody(self) -> Group:
-        return tuple(range(self.partitions))
 
     # -- programs
 
@@ -96,10 +94,10 @@ class ProcessLink(Communicator):
         it is the same one. Those of steps were compared before (lazy/run/agreement.py)."""
         self.program = collective.program_name(program.name)
         if program.devices > 1:
-            if program.devices != self.partitions:
+            if program.devices != len(self.everybody):
                 raise CollectiveError(
                     f"{self.program} is for {program.devices} devices, torch.distributed runs"
-                    f" {self.partitions} processes"
+                    f" {len(self.everybody)} processes"
                 )
             if collective.in_step():
                 return
@@ -328,7 +326,7 @@ class _Lane:
 
 
 class _Default:
-    """The link of this process in torch.distributed's default group."""
+    """The links of this process in torch.distributed's default group."""
 
     def __init__(self) -> None:
         self.forget()
@@ -336,18 +334,25 @@ class _Default:
 
     def forget(self) -> None:
         """In a forked child: the link is its parent's."""
-        # Of `_link`, which is made once. Nothing of ours may be held when it is taken; the board's
-        # is taken under it.
+        # Of `_links`, each of which is made once. Nothing of ours may be held when it is taken; the
+        # board's is taken under it.
         self._lock = threading.Lock()
-        self._link: ProcessLink | None = None
+        self._links: dict[tuple[Group, int, int], ProcessLink] = {}
 
-    def link(self) -> ProcessLink:
-        """Made when first asked for, and anew when torch.distributed was."""
-        world = dist.group.WORLD
+    def link(self, devices: Group = (), device: int = 0, replicas: int = 1) -> ProcessLink:
+        """That of a device which is number `device` for programs on `devices`; without them that
+        of a process which is one device. Made when first asked for, and anew when
+        torch.distributed was."""
+        key = devices, device, replicas
         with self._lock:
-            if self._link is None or self._link.world is not world:
-                self._link = ProcessLink(world)
-            return self._link
+            found = self._links.get(key)
+            if found is None or found.world is not dist.group.WORLD:
+                found = self._links[key] = (
+                    ProcessLink(device, len(devices), replicas, f"{devices} {replicas}")
+                    if devices
+                    else ProcessLink(dist.get_rank(), dist.get_world_size())
+                )
+            return found
 
 
 link = _Default().link
@@ -588,11 +593,11 @@ class _Board:
     """What the ranks tell each other through torch.distributed's store: a sign of life, where they
     are, and failures."""
 
-    def __init__(self, rank: int, size: int, told: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, size: int, told: Callable[[str], None], name: str = "") -> None:
         # The store of the default group is where the processes found each other: it needs no
         # connection that may have failed.
         store = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore("torch_hlo", store.clone())
+        self.store = dist.PrefixStore(f"torch_hlo{name}", store.clone())
         self.rank, self.size, self.told, self.world = (
             rank,
             size,

@@ -24,28 +24,23 @@ STABLEHLO = {
 
 
 class Client:
-    """One for the process: virtual devices over the same processor, or where JAX runs several
-    processes one device of each, of which `mine` is here."""
+    """One for the process: virtual devices over the same processor. Where JAX runs several
+    processes there are those of all of them, of which `mine` are here."""
 
     compiling = False  # a program, or one has been compiled
     asked: Callable[[], int] = staticmethod(lambda: 1)  # how many devices JAX's settings say
-    # the number of this process, and how many there are
-    processes: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 1))
+    # the number of this process, which has so many devices, and how many each process has
+    processes: Callable[[int], tuple[int, list[int]]] = staticmethod(lambda count: (0, [count]))
     connect: Callable[[], None]  # them, by torch.distributed
     inspect: Callable[..., None]  # tells who asked, by its key, a sharding
 
     def __init__(self) -> None:
         count = max(config.get("CPU_DEVICES"), self.asked())
-        own, processes = self.processes()
-        if processes > 1 and count > 1:
-            raise PluginError(
-                f"each of {processes} processes has one device, not {count}: unset"
-                " TORCH_HLO_CPU_DEVICES and JAX_NUM_CPU_DEVICES, or run one process",
-                PluginError.UNIMPLEMENTED,
-            )
-        self.distributed = processes > 1
-        self.mine = range(own, own + 1) if self.distributed else range(count)
-        count = max(count, processes)
+        own, counts = self.processes(count)
+        self.owners = [process for process, n in enumerate(counts) for _ in range(n)]
+        first = self.owners.index(own)
+        self.mine = range(first, first + count)
+        count = len(self.owners)
         self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
         # JAX looks up compiled programs by it, maybe on another machine
         version = f"torch_hlo 0.1.0 {fingerprint('', host().cache_key, config.code_flags())}"
@@ -81,7 +76,7 @@ class Client:
             to_string=name,
             device_description=device.address,
             is_addressable=int(i in self.mine),
-            process_index=i if self.distributed else 0,
+            process_index=self.owners[i],
             local_hardware_id=i - self.mine.start if i in self.mine else -1,
             memories=_addresses(memories),
             memory=memories[0].address,

@@ -32,6 +32,7 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.ir.build import constant, full_like, transpose, tuple_
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.read import parse_text
+from torch_hlo.hlo.sharding.collective import Alone, Communicator
 from torch_hlo.hlo.sharding.sharding import DimSharding, Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
@@ -85,9 +86,22 @@ class LoadedExecutable(Object):
             ]
             for d in self.devices
         ]
-        if client().distributed and self.program.info is not None:
-            Client.connect()
+        self.links = self._links()
         self._describe()
+
+    def _links(self) -> list[Communicator]:
+        """Those of the devices here, where JAX runs several processes, and the program asks for
+        its place or exchanges values. Several that need no other process meet here."""
+        devices = self.options.devices
+        if self.program.streams or len(client().mine) == len(client().devices):
+            return []
+        if len(self.devices) == len(devices):
+            return [Alone()] if len(devices) == 1 else []
+        Client.connect()
+        from torch_hlo.device.process_group import link
+
+        places = map(devices.index, self.devices)
+        return [link(devices, place, self.options.replicas) for place in places]
 
     @cached_property
     def module(self) -> Module:
@@ -172,11 +186,11 @@ class LoadedExecutable(Object):
         ready = [self._buffers(row, kept) for row in rows]
         ins = [r[0] for r in ready]
         outs = [r[1] for r in ready]
-        if len(rows) == 1:
+        if len(rows) == 1 and not self.links:
             event = launches().launch(self.program, ins[0], outs[0])
         else:
             launches().drain()
-            multi_device.run_devices(self.program, ins, outs, self.options.replicas)
+            multi_device.run_devices(self.program, ins, outs, self.options.replicas, self.links)
             event = client().ready.address
         for row in rows:
             for i in self.aliases.values():

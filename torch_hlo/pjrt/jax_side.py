@@ -6,6 +6,7 @@ JAX promises none of the names that this file uses; all of them stand here.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,7 @@ def initialize() -> None:
         collector.settle()
     state = distributed.global_state
     Client.asked = staticmethod(lambda: xla_bridge.num_cpu_devices.value)
-    Client.processes = staticmethod(lambda: (state.process_id, state.num_processes or 1))
+    Client.processes = staticmethod(partial(_processes, state))
     Client.connect = staticmethod(lambda: _connect(state))
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
@@ -50,24 +51,40 @@ def initialize() -> None:
     _dlpack((config.jax_platforms.value or "").startswith(PLATFORM))
 
 
+_PATIENCE = 300_000  # milliseconds for which processes wait for each other
+_CONNECTING = threading.Lock()  # several threads may compile
+
+
+def _processes(state: Any, count: int) -> tuple[int, list[int]]:
+    """The number of this process, which has `count` devices, and how many each of them has."""
+    own = state.process_id
+    if state.client is None:
+        return own, [count]
+    key = "torch_hlo/devices/"
+    state.client.key_value_set(f"{key}{own}", str(count))
+    numbers = range(state.num_processes)
+    return own, [int(state.client.blocking_key_value_get(f"{key}{n}", _PATIENCE)) for n in numbers]
+
+
 def _connect(state: Any) -> None:
     """The processes of jax.distributed become those of torch.distributed, which carries what their
     programs exchange. JAX's coordinator tells where the first one listens."""
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return
     rank = state.process_id
     count = state.num_processes
     key = "torch_hlo/port"
     host = state.coordinator_address.rpartition(":")[0].strip("[]")
-    if rank == 0:
-        store = dist.TCPStore(host, 0, count, True, wait_for_workers=False)
-        state.client.key_value_set(key, str(store.port))
-    else:
-        port = state.client.blocking_key_value_get(key, 300_000)  # milliseconds
-        store = dist.TCPStore(host, int(port), count, False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    with _CONNECTING:
+        if dist.is_initialized():
+            return
+        if rank == 0:
+            store = dist.TCPStore(host, 0, count, True, wait_for_workers=False)
+            state.client.key_value_set(key, str(store.port))
+        else:
+            port = state.client.blocking_key_value_get(key, _PATIENCE)
+            store = dist.TCPStore(host, int(port), count, False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
 
 
 def _lowerings() -> None:

@@ -99,7 +99,8 @@ class _Link(Communicator):
 
 class Rendezvous:
     """One run of a program on `replicas * partitions` devices. `timeout`: seconds that a device
-    waits for the others; None: for ever."""
+    waits for the others; None: for ever. `links`: of devices that meet elsewhere, since others are
+    in other processes."""
 
     def __init__(
         self,
@@ -107,12 +108,13 @@ class Rendezvous:
         replicas: int,
         partitions: int,
         timeout: float | None = None,
+        links: Sequence[Communicator] = (),
     ) -> None:
         self.program = program
         self.replicas = replicas
         self.partitions = partitions
         self.timeout = timeout
-        self.links = [_Link(self, d) for d in range(replicas * partitions)]
+        self.links: Sequence[Any] = links or [_Link(self, d) for d in range(replicas * partitions)]
         self.lock = threading.Lock()
         self.posts: dict[int, _Post] = {}
         self.running = len(self.links)  # devices that neither wait nor have finished
@@ -134,11 +136,11 @@ class Rendezvous:
         results: list[Any] = [None] * len(self.links)
         ended = threading.Semaphore(0)
 
-        def device(link: _Link) -> None:
+        def device(i: int, link: Communicator) -> None:
             error = None
             try:
                 with collective.communicator(link):
-                    results[link.device] = device_program(link.device)
+                    results[i] = device_program(i)
             except BaseException as e:  # raised by `run`
                 error = e
                 error.add_note(f"on device {link.device} of {len(self.links)}, in {self.program}")
@@ -146,8 +148,8 @@ class Rendezvous:
             ended.release()
 
         try:
-            for link in self.links:
-                (start or _thread)(partial(device, link))
+            for i, link in enumerate(self.links):
+                (start or _thread)(partial(device, i, link))
             self._await_all(ended)
         except BaseException as error:
             with self.lock:
@@ -168,7 +170,7 @@ class Rendezvous:
                         # alone
                         return
 
-    def _leave(self, link: _Link, error: BaseException | None = None) -> None:
+    def _leave(self, link: Communicator, error: BaseException | None = None) -> None:
         with self.lock:
             self.running -= 1
             self.finished.add(link.device)
