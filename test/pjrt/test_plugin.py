@@ -393,6 +393,9 @@ y = jax.device_put(x, NamedSharding(mesh, P("d")))
 z = jax.jit(lambda x: x @ x.T)(y)
 assert z.sharding.spec == P("d"), z.sharding
 np.testing.assert_allclose(z, x @ x.T)
+z = jax.jit(lambda x: x.reshape(2, 32))(y)  # half of an axis is no axis
+assert z.sharding.spec == P(), z.sharding
+np.testing.assert_array_equal(z, x.reshape(2, 32))
 jax.jit(lambda x: jax.debug.print("{}", x.sum()))(y)
 jax.effects_barrier()
 calls = []

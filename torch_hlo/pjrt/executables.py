@@ -252,12 +252,20 @@ class LoadedExecutable(Object):
 
 
 def _even(module: Module) -> list[Sharding]:
-    """Of its results, split only into equal blocks, as JAX's arrays are."""
+    """Of its results, split only into equal blocks and along whole axes, as JAX's arrays are."""
     pairs = zip(module.out_shardings, module.out_dims, strict=True)
-    whole = DimSharding()
-    return [
-        s.with_dims(whole if n % d.size else d for d, n in zip(s.dims, dims)) for s, dims in pairs
-    ]
+    return [s.with_dims(_equal(d, n, s) for d, n in zip(s.dims, dims)) for s, dims in pairs]
+
+
+def _equal(d: DimSharding, n: int, sharding: Sharding) -> DimSharding:
+    """The first axes of `d` while they are whole, and divide `n`."""
+    count = 0
+    for axis in d.axes:
+        if n % axis.size or axis.size != sharding.mesh.axis_size(axis.name):
+            break
+        n //= axis.size
+        count += 1
+    return replace(d, axes=d.axes[:count])
 
 
 def _placed(module: Module, places: Sequence[Sharding]) -> Module:
