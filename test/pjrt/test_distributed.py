@@ -26,6 +26,9 @@ cut, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
 x = np.arange(64, dtype=np.float32).reshape(8, 8)
 y = jax.make_array_from_callback(x.shape, cut, lambda at: x[at])
 
+place = jax.pmap(lambda x: x + jax.lax.axis_index("d"), axis_name="d")(np.zeros(1, int))
+assert np.asarray(place.addressable_shards[0].data) == rank   # though nothing is exchanged
+
 z = jax.jit(lambda x: x @ x.T)(y)                     # shardings are propagated
 assert z.sharding.spec == P("d"), z.sharding
 for shard in z.addressable_shards:

@@ -190,6 +190,24 @@ def test_dlpack_of_the_cpu_and_copies():
     assert there.__dlpack__(dl_device=(1, 0)) and x.__dlpack__(dl_device=(1, 0), copy=True)
     with pytest.raises(BufferError, match="int4"):
         x.astype(jnp.int4).__dlpack__()
+    value = np.arange(5.0, dtype=np.float32)
+    copy, view = (jnp.from_dlpack(value, copy=c) for c in (True, False))
+    value[:] = 7
+    np.testing.assert_array_equal(copy, np.arange(5))
+    np.testing.assert_array_equal(view, value)
+
+
+def test_kernels_of_pallas_are_interpreted():
+    gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+
+    def double(x, y):
+        y[...] = x[...] * 2
+
+    x = jnp.arange(128.0).reshape(16, 8)
+    f = gpu.kernel(
+        double, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=gpu.InterpretParams()
+    )
+    np.testing.assert_array_equal(jax.jit(f)(x), x * 2)
 
 
 def test_callbacks():

@@ -159,16 +159,16 @@ def _asked(shape: Shape, args: Any, layout: int | None) -> Form:
 def _from_host(args: Any) -> None:
     shape = shape_of(args.type, args.dims, args.num_dims or 0)
     made = fresh(_asked(shape, args, args.device_layout))
-    count = args.num_byte_strides or 0
-    strides = tuple((ctypes.c_int64 * count).from_address(args.byte_strides)) if count else None
-    if shape.size:
-        rows = _strides(shape, range(shape.rank)) if strides is None else strides
-        own = _strides(shape, made.form.order)
-        _copy(shape, made.used().address, own, args.data, rows)
-        if (unused := 8 - DTYPES[shape.dtype].bits) > 0:  # NumPy has anything there
-            pages = (ctypes.c_uint8 * shape.nbytes).from_address(made.memory.address)
-            values = np.frombuffer(pages, f"{'i' if shape.kind == 's' else 'u'}1")
-            np.right_shift(values << unused, unused, out=values)
+    own = _strides(shape, made.form.order)
+    rows = _strides(shape, range(shape.rank))
+    if count := args.num_byte_strides:
+        rows = [*(ctypes.c_int64 * count).from_address(args.byte_strides)]
+    _copy(shape, made.used().address, own, args.data, rows)
+    unused = 8 - DTYPES[shape.dtype].bits  # NumPy has anything there
+    if unused > 0 and shape.size:
+        pages = (ctypes.c_uint8 * shape.nbytes).from_address(made.memory.address)
+        values = np.frombuffer(pages, f"{'i' if shape.kind == 's' else 'u'}1")
+        np.right_shift(values << unused, unused, out=values)
     args.buffer = made.address
     args.done_with_host_buffer = client().ready.address
 
@@ -176,17 +176,22 @@ def _from_host(args: Any) -> None:
 def in_order(source: Array, order: Sequence[int]) -> Array:
     """The array as a program wants it: a copy where its dimensions lie otherwise, as those of
     tensors that came through DLPack may."""
-    shape = source.shape
-    own = source.form.order
     wanted = tuple(order)
-    if own == wanted:
+    if wanted == source.form.order:
         return source
-    made = fresh(form(shape, source.form.place, wanted))
-    if shape.size:
-        target = made.used().address
-        start = source.used().address
-        _copy(shape, target, _strides(shape, wanted), start, _strides(shape, own))
+    return _copied(source, source.form.place, wanted)
+
+
+def _copied(source: Array, place: int, order: Ints) -> Array:
+    made = fresh(form(source.shape, place, order))
+    _copy_out(source, made.used().address, order)
     return made
+
+
+def _copy_out(source: Array, target: int, order: Ints) -> None:
+    shape = source.shape
+    own = _strides(shape, source.form.order)
+    _copy(shape, target, _strides(shape, order), source.used().address, own)
 
 
 def _strides(shape: Shape, order: Sequence[int]) -> list[int]:
@@ -203,7 +208,7 @@ def _copy(
     shape: Shape, target: int, own: Sequence[int], source: int, strides: Sequence[int]
 ) -> None:
     """To a dense array: bytes, unless the strides differ."""
-    if all(n == 1 or s == r for n, s, r in zip(shape.sizes, strides, own)):
+    if not shape.size or all(n == 1 or s == r for n, s, r in zip(shape.sizes, strides, own)):
         ctypes.memmove(target, source, shape.nbytes)
     else:
         _elements(shape, target, own)[...] = _elements(shape, source, strides)
@@ -268,16 +273,11 @@ def _release(args: Any) -> None:
 @implements("Buffer_ToHostBuffer")
 def _to_host(args: Any) -> None:
     found = array(args.src)
-    memory = found.used()
+    own = found.form.order
     if not args.dst:
         args.dst_size = found.shape.nbytes
         return
-    shape = found.shape
-    own = found.form.order
-    wanted = _order(args.host_layout, shape.rank) if args.host_layout else own
-    if shape.size:
-        rows = (_strides(shape, order) for order in (wanted, own))
-        _copy(shape, args.dst, next(rows), memory.address, next(rows))
+    _copy_out(found, args.dst, _order(args.host_layout, len(own)) if args.host_layout else own)
     args.event = client().ready.address
 
 
@@ -288,17 +288,16 @@ def _raw_to_host(args: Any) -> None:
     args.event = client().ready.address
 
 
-def _copied(source: Array, place: int) -> Array:
-    made = fresh(form(source.shape, place, source.form.order))
-    ctypes.memmove(made.used().address, source.used().address, source.shape.nbytes)
-    return made
-
-
 @implements("Buffer_CopyToDevice")
 def _to_device(args: Any) -> None:
-    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_device)).address
+    args.dst_buffer = _moved(args.buffer, args.dst_device)
 
 
 @implements("Buffer_CopyToMemory")
 def _to_memory(args: Any) -> None:
-    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_memory)).address
+    args.dst_buffer = _moved(args.buffer, args.dst_memory)
+
+
+def _moved(address: int, place: int | None) -> int:
+    source = array(address)
+    return _copied(source, client().place(place), source.form.order).address

@@ -7,6 +7,7 @@ JAX promises none of the names that this file uses; all of them stand here.
 from __future__ import annotations
 
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ import numpy as np
 from torch_hlo import collector
 from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.device import dlpack
+from torch_hlo.frameworks.hook import Row, install
 from torch_hlo.hlo.ir import DTYPES, Shape
 
 from .client import PLATFORM, Client
@@ -97,7 +99,7 @@ def _lowerings() -> None:
     from jax._src.lax.control_flow import conditionals
 
     tables = mlir._platform_specific_lowerings
-    tables[PLATFORM] = tables["cpu"]
+    tables[PLATFORM] = ChainMap({}, tables["cpu"])
     mlir._platforms_with_donation.append(PLATFORM)
 
     def call(ctx: Any, *args: Any, exported: Any) -> Any:
@@ -109,12 +111,11 @@ def _lowerings() -> None:
     mlir.register_lowering(_export.call_exported_p, call)
 
     def partitioned(ctx: Any, *args: Any, **options: Any) -> Any:
-        if PLATFORM not in ctx.module_context.platforms:
-            return custom_partitioning._custom_partitioning_lowering_rule(ctx, *args, **options)
         whole = core.jaxpr_as_fun(options["call"])
         return mlir.lower_fun(whole, multiple_results=True)(ctx, *args)
 
-    mlir.register_lowering(custom_partitioning.custom_partitioning_p, partitioned)
+    function = custom_partitioning.custom_partitioning_p
+    mlir.register_lowering(function, partitioned, platform=PLATFORM)
 
     def named(platforms: Any) -> Any:
         """What is for the CPU is for us, where nothing is for all others."""
@@ -131,6 +132,13 @@ def _lowerings() -> None:
         (conditionals.cond_p, conditionals._cond_lowering),
     ):
         mlir.register_lowering(primitive, partial(lowered, rule))
+
+    def interpreted(pallas: Any, name: str) -> bool:
+        rule = getattr(pallas, name)  # the one for "cpu"
+        mlir.register_lowering(pallas.mpmd_map_p, rule, platform=PLATFORM)
+        return True
+
+    install((Row("jax._src.pallas.mpmd", "_mpmd_map_fallback_lowering", interpreted),))
 
 
 def _inspection() -> None:
@@ -211,7 +219,16 @@ def _dlpack(is_default: bool) -> None:
         shape = Shape(_NAMES[x.dtype.name], x.shape)
         return dlpack.export(dlpack.Array(held[0].ctypes.data, shape, _HOST), held.clear)
 
+    unpack = theirs._jax.dlpack_managed_tensor_to_buffer
+
+    def dlpack_unpack(tensor: Any, to: Any, stream: Any, copy: Any, *rest: Any) -> Any:
+        """What jaxlib copies with, the C API does not have."""
+        ours = copy and to.platform == PLATFORM
+        x = unpack(tensor, to, stream, not ours and copy, *rest)
+        return x.copy().block_until_ready() if ours else x
+
     kind.__dlpack_device__, kind.__dlpack__ = dlpack_device, dlpack_pack
+    theirs._jax.dlpack_managed_tensor_to_buffer = dlpack_unpack
     if is_default:
         theirs._DL_DEVICE_TO_PLATFORM[theirs.DLDeviceType.kDLCPU] = PLATFORM
 
@@ -324,9 +341,6 @@ def _buffer_callbacks(emit: Callable[..., Any]) -> None:
             )
 
     def lowering(ctx: Any, *args: Any, **options: Any) -> Any:
-        if tuple(ctx.module_context.platforms) != (PLATFORM,):
-            return theirs._buffer_callback_lowering(ctx, *args, **options)
-
         def function(*arrays: np.ndarray) -> list[np.ndarray]:
             results = [np.empty(a.shape, a.dtype) for a in ctx.avals_out]
             for i, o in options["input_output_aliases"]:
@@ -349,7 +363,7 @@ def _buffer_callbacks(emit: Callable[..., Any]) -> None:
             has_side_effect=options["has_side_effect"],
         )[0]
 
-    mlir.register_lowering(theirs.buffer_callback_p, lowering)
+    mlir.register_lowering(theirs.buffer_callback_p, lowering, platform=PLATFORM)
 
 
 def _with_one_more(sharding: Any, results: int) -> Any:
