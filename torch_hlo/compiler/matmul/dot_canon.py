@@ -214,40 +214,6 @@ def rhs_broadcast(out: Instruction) -> Instruction | None:
     return None if new is None else new.build()
 
 
-def both_broadcast(out: Instruction) -> Instruction | None:
-    """A batch dimension that both operands repeat -> broadcast of the dot"""
-    d = parts(out)
-    if d.x.op != "broadcast" or d.y.op != "broadcast":
-        return None
-    idle = [
-        i
-        for i, (a, b) in enumerate(d.batch)
-        if a not in d.x["dimensions"] and b not in d.y["dimensions"]
-    ]
-    if not idle:
-        return None
-    x = _without(d.x, [d.batch[i][0] for i in idle])
-    y = _without(d.y, [d.batch[i][1] for i in idle])
-    kept_x = [a for a in range(d.x.rank) if a not in {d.batch[i][0] for i in idle}]
-    kept_y = [b for b in range(d.y.rank) if b not in {d.batch[i][1] for i in idle}]
-    batch = tuple(
-        (kept_x.index(a), kept_y.index(b)) for i, (a, b) in enumerate(d.batch) if i not in idle
-    )
-    contract = tuple((kept_x.index(a), kept_y.index(b)) for a, b in d.contract)
-    small = Dot(x, y, batch, contract, d.dtype).build()
-    return h.broadcast(small, out.dims, [i for i in range(out.rank) if i not in idle])
-
-
-def _without(x: Instruction, dropped: list[int]) -> Instruction:
-    """The broadcast `x` with some of its repeated dimensions left out."""
-    kept = [d for d in range(x.rank) if d not in dropped]
-    return h.broadcast(
-        x.operand,
-        [x.dims[d] for d in kept],
-        [kept.index(d) for d in x["dimensions"]],
-    )
-
-
 def ragged_transpose(out: Instruction) -> Instruction | None:
     """ragged-dot(transpose(x), transpose(y)) -> ragged-dot(x, y) where each operand has one
     dimension that the result shows"""
@@ -290,7 +256,6 @@ RULES = rules(
     (op("dot", where=plain), inner_product),
     (op("dot", where=plain), bytes_product),
     (op("dot", where=plain), either_side(fold_transpose)),
-    (op("dot", where=plain), both_broadcast),
     (op("dot", where=plain), rhs_broadcast),
     (op("ragged-dot", where=plain), ragged_transpose),
 )

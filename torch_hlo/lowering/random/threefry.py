@@ -5,8 +5,6 @@ Threefry-2x32 (13 rounds, the fewest that pass BigCrush) turns (seed, offset, in
 bits. `seed` and `offset` are inputs of the program (Weak s64): the recorder gives every op of a
 step its own offset."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -131,10 +129,9 @@ def normal(
     """Standard normal numbers by Box and Muller, in the compute type."""
     wide = promote.compute_type(dtype)
     a, b = random_words(dims, key, stream)
-    if wide == "f64":
-        u = 1 - uniform_bits((a, b), wide)
+    u = 1 - uniform_bits((a, b), wide)
+    if wide == "f64":  # which took all bits of both words
         v = uniform(dims, wide, key, stream + 1)
     else:
-        u = 1 - uniform_bits((a, b), wide)
         v = uniform_bits((b, a), wide)
     return sqrt(log(u) * -2) * cos(v * (2 * math.pi))
