@@ -14,7 +14,7 @@ from torch_hlo.compiler.codegen import kernel_values, program
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.llvm import target
 from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 
 
@@ -234,3 +234,39 @@ ENTRY main {{
 }}
 """)
     check(m, [(np.arange(756) % 64).reshape(252, 3).astype(numpy_dtype(dtype))], optimize=True)
+
+
+def uneven(dims: tuple[int, ...], axis: int) -> Module:
+    """Shifted along `axis`, with a border of constants around it."""
+    x = build.parameter(0, Shape("f32", dims))
+
+    def part(low: int, high: int) -> Instruction:
+        starts = [low if d == axis else 0 for d in range(len(dims))]
+        limits = [high if d == axis else n for d, n in enumerate(dims)]
+        return build.slice_(x, starts, limits)
+
+    n = dims[axis]
+    parts = [part(n - 3, n), build.negate(x), build.reverse(part(0, n - 3), (axis,))]
+    joined = build.concatenate(parts, axis)
+    padding = [(2, 1, 0)] * len(dims)
+    return module([x], build.pad(joined, build.constant(7.0, "f32"), padding))
+
+
+@pytest.mark.parametrize(
+    "dims, axis", [((5000,), 0), ((9, 40), 1), ((9, 40, 4), 1), ((2, 40000), 1)]
+)
+def test_loops_are_cut_between_pieces(dims: tuple[int, ...], axis: int) -> None:
+    m = uneven(dims, axis)
+    assert " select <" not in llvm(m)
+    check(m, [np.random.default_rng(0).random(dims, np.float32)], optimize=True)
+
+
+def test_nothing_is_read_beside_a_guarded_array() -> None:
+    """Vectors that repeat, and tiles, would begin before the array or end behind it."""
+    x = build.parameter(0, Shape("f32", (8, 1)))
+    two = build.concatenate([x, build.broadcast(build.reshape(x, (8,)), (8, 3), (0,))], 1)
+    short = build.pad(two, build.constant(0.0, "f32"), [(1, 2, 0), (0, 0, 0)])
+    assert "load <4 x float>" not in llvm(module([x], short))
+    y = build.parameter(0, Shape("f32", (129, 9, 17)))
+    longer = build.concatenate([y, build.slice_(y, (0, 0, 0), (129, 9, 1))], 2)
+    assert "load <16 x float>" not in llvm(module([y], build.transpose(longer, (2, 1, 0))))

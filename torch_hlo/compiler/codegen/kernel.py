@@ -287,7 +287,10 @@ class Kernel(KernelValues):
             else op(f"sub i64 {count}, {op(f'urem i64 {count}, {step}')}")
         )
         main_end = op(f"add i64 {low}, {whole}") if low != 0 and low != "0" else whole
-        state = self._vector_loop(var, str(low), main_end, body, kinds, state, nonempty=False)
+        if isinstance(var.extent, int) and var.extent < step:
+            main_end = str(low)
+        else:
+            state = self._vector_loop(var, str(low), main_end, body, kinds, state, nonempty=False)
         if step > 1:
             state[:1] = self._vector_loop(
                 var,
@@ -322,6 +325,7 @@ class Kernel(KernelValues):
         phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in state]
         self._names[var] = name
         results = self._copies(lines, label, mask, var, body, phis)
+        self.lane_var = var
         before = parent.label
         out = parent.lines
         if nonempty:
@@ -367,6 +371,12 @@ class Kernel(KernelValues):
         carried on."""
         parent = self.levels[-1]
         results: Carried = []
+        if isinstance(var.extent, int) and tail is None:
+            # the first copy stays so far from the end as the others are ahead of it
+            reach = max(self.lanes, var.extent - self.lanes * (len(carried) - 1))
+            name = self._names[var]
+            self.lane_var = var = variable("loop", var.payload, reach, var.depth)
+            self._names[var] = name
         with self._stored_last():
             for copy, values in enumerate(carried):
                 self._enter(lines, label, tail)

@@ -484,7 +484,7 @@ class KernelValues:
         address = self.address(pointer, kind, index)
         if var.kind == "mod" and d >= lanes:
             return t.load(address, mask=mask)
-        if mask is not None and var.kind == "div":
+        if mask is not None and (var.kind == "div" or self.guards):
             return None
         count = span if var.kind == "mod" else lanes // span
         if count == 1:
@@ -550,7 +550,11 @@ class KernelValues:
         kind = storage.memory
         lanes = self.lanes
         start = index - number + (of(column) - of(self.lane_var)) * stride
-        if 0 < number.depth <= start.depth:
+        room = self._rooms[pointer] * storage.parts
+        inside = below(-1, start.bounds()[0]) and below(
+            (start + stride * (lanes - 1)).bounds()[1] + lanes, room + 1
+        )
+        if not inside or 0 < number.depth <= start.depth:
             return None
         found = blocks.get((pointer, start))
         if found is None:
@@ -694,6 +698,12 @@ def _store_turns(
 def _holds(c: Condition) -> bool:
     low, high = c[0].bounds()
     return below(high, c[2]) and (low == c[1] or below(c[1], low))
+
+
+def excluded(c: Condition) -> bool:
+    """Whether the condition holds nowhere."""
+    low, high = c[0].bounds()
+    return below(high, c[1]) or low == c[2] or below(c[2], low)
 
 
 def _fits(index: Index) -> bool:

@@ -5,11 +5,22 @@ must be split.
 out. Neighbouring dimensions through which every address steps evenly become one loop; a dimension
 that a reshape cuts is split where the reshape cuts it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES, OPCODES, POINTWISE, Dims, Instruction, Size, product
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    OPCODES,
+    POINTWISE,
+    Dims,
+    Instruction,
+    Ints,
+    Size,
+    fixed,
+    product,
+)
 
 from ..llvm import Emit, Unit
 from ..llvm.scalar import Value
@@ -30,6 +41,7 @@ class Planner:
     def __init__(self, leaves: Sequence[Instruction]) -> None:
         self.leaves = frozenset(leaves)
         self.accesses: dict[Index, None] = {}
+        self.conditions: dict[Condition, None] = {}
         self.e = Emit(1, [], Unit())
         self.cost = 0
         self.dtypes: set[str] = set()  # of the values that are vectors
@@ -78,8 +90,9 @@ class Planner:
         return "%0"
 
     def condition(self, conditions: Sequence[Condition]) -> str:
-        for index, _, _ in conditions:
-            self.note(index)
+        if self._settling:
+            self.accesses.update(dict.fromkeys(index for index, _, _ in conditions))
+        self.conditions.update(dict.fromkeys(conditions))
         return "%0"
 
     @contextmanager
@@ -115,6 +128,8 @@ class Loops:
     # some array's elements lie in turns along the innermost loop: (at all, and the same for every
     # turn of the loop around it)
     turns: tuple[bool, bool] = (False, False)
+    # where each loop is cut: no condition changes between two neighbours
+    cuts: tuple[Dims, ...] = ()
 
     def index(self, loops: Sequence[Index]) -> tuple[Index, ...]:
         """The multi-index over the planned dimensions, from one Index per loop."""
@@ -137,9 +152,11 @@ def plan_loops(
     dims: Sequence[Size],
     leaves: Sequence[Instruction],
     lanes: int = 1,
+    most: int = 1,
 ) -> Loops:
     """Loops over `dims` for the values that `walk(planner, index)` asks for. The last dimension
-    stays whole where vectors of so many `lanes` have whole parts of it."""
+    stays whole where vectors of so many `lanes` have whole parts of it. Loops are cut into `most`
+    operations at most."""
     split = [[d] for d in dims]
     for _ in range(_MAX_SPLITS):
         variables = [
@@ -155,6 +172,8 @@ def plan_loops(
         )
         planner = Planner(leaves)
         walk(planner, index)
+        cuts, others = _cuts(planner.conditions, most // max(1, planner.cost))
+        planner.accesses.update(dict.fromkeys(others))
         planner.settle()
         if not _refine(planner.accesses, variables, split, lanes):
             break
@@ -164,7 +183,7 @@ def plan_loops(
         for v, f in zip(vs, parts, strict=True)
         if f != 1
     ]
-    groups = _merge(order, list(planner.accesses))
+    groups = _merge(order, list(planner.accesses), cuts)
     extents = tuple(product(v.extent for v in g) for g in groups)
     factors = tuple(tuple(v.extent for v in g) for g in groups)
     across = _across(groups, planner.accesses)
@@ -177,6 +196,10 @@ def plan_loops(
         frozenset(planner.moved),
         across,
         _turns(groups, planner.accesses),
+        tuple(
+            (0, *(product(inner) * n for n in sorted(cuts.get(g[0], ()))), size)
+            for g, (_, *inner), size in zip(groups, factors, extents, strict=True)
+        ),
     )
 
 
@@ -216,8 +239,31 @@ def _refine(
     return False
 
 
-def _merge(order: list[Var], accesses: list[Index]) -> list[list[Var]]:
-    """Group neighbouring loop variables that every address treats as one."""
+def _cuts(conditions: Iterable[Condition], most: int) -> tuple[dict[Var, set[int]], list[Index]]:
+    """Where loop variables are cut, into `most` parts in all, so that conditions are known in each
+    part; and what other conditions depend on."""
+    cuts: dict[Var, set[int]] = {}
+    others = []
+    for index, *bounds in conditions:
+        match index.terms:
+            case ((Var(kind="loop", extent=int(size)) as var, 1 | -1 as step),):
+                at = [(n - index.const) * step + (step < 0) for n in bounds]
+                cuts.setdefault(var, set()).update(
+                    n for n in at if isinstance(n, int) and 0 < n < size
+                )
+                if all(isinstance(n, int) for n in at):
+                    continue
+        others.append(index)
+    if prod(len(at) + 1 for at in cuts.values()) <= most:
+        return cuts, others
+    return {}, [index for index, _, _ in conditions]
+
+
+def _merge(
+    order: list[Var], accesses: list[Index], cuts: Mapping[Var, Collection[int]]
+) -> list[list[Var]]:
+    """Group neighbouring loop variables that every address treats as one; one that is cut is the
+    first of its group."""
     steps = [dict(i.terms) for i in accesses]
     opaque = {
         w
@@ -232,6 +278,7 @@ def _merge(order: list[Var], accesses: list[Index]) -> list[list[Var]]:
             last is not None
             and last not in opaque
             and v not in opaque
+            and not cuts.get(v)
             and all(s.get(last, 0) == s.get(v, 0) * v.extent for s in steps)
         ):
             groups[-1].append(v)

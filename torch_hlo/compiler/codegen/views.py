@@ -13,7 +13,7 @@ from . import index as ix
 from .block import CodegenError
 from .index import Index
 from .kernel import Kernel
-from .kernel_values import Condition
+from .kernel_values import Condition, excluded
 from .loop_plan import Planner
 
 Indices = tuple[Index, ...]
@@ -124,7 +124,7 @@ def choose(
 ) -> Value:
     """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other
     places."""
-    if size == 0:
+    if size == 0 or any(map(excluded, conditions)):
         return outside()
     test = k.condition(conditions)
     if test is None:

@@ -144,16 +144,18 @@ def _uses(
     chain = 0.0
     for u in users[i]:
         y = order[u]
+        # loops are cut between the operands of a concatenation
+        share = _size(order[i]) / _size(y) if y.op == "concatenate" and y.size else 1
         if u in chosen:
             n, count, cost = chosen[u]
             sites += n
-            evaluations += count
+            evaluations += count * share
             chain = max(chain, cost)
         elif kinds[u] == MOVE:
             size = y.size
             sites += 1
-            evaluations += size if isinstance(size, int) else _size(order[i])
-        elif kinds[u] == FREE and y.op == "reshape" and u != root:
+            evaluations += size * share if isinstance(size, int) else _size(order[i])
+        elif kinds[u] == FREE and y.op in ("reshape", "broadcast") and u != root:
             found = _uses(u, order, kinds, users, root, chosen)
             if found is None:
                 return None

@@ -148,8 +148,12 @@ class LoopNest:
         self.in_place = in_place
         self.outputs = outputs  # number of each store's array
         self.dims = stores[0].value.dims if dims is None else dims
-        self.loops = plan_loops(self._walk, self.dims, leaves)
+        most = 1 if self.target.item_per_call else SHORT_COST
+        self.loops = plan_loops(self._walk, self.dims, leaves, most=most)
+        if self.loops.across is not None:  # tiles are not cut
+            self.loops = plan_loops(self._walk, self.dims, leaves)
         self.extents: Dims = self.loops.extents
+        self.cuts = self.loops.cuts
         self.short: Dims = ()  # innermost loops that are written out around every vector
 
     def _walk(self, planner: Planner, index: tuple[Index, ...]) -> None:
@@ -193,9 +197,9 @@ class LoopNest:
         rows = self.extents[-2] if loops.turns[1] and self.extents is loops.extents else 1
         many = isinstance(rows, int) and rows >= 64
         fit = [n for n in (2, 4) if many and rows % n == 0 and n * loops.cost <= SHORT_COST]
-        together = max(fit, default=1)
+        together = max(fit, default=1) if all(len(at) == 2 for at in self.cuts[:-1]) else 1
         items, grain, elements = _nest(
-            kernel, self.extents, self.body, unroll, heavy and not turns, together
+            kernel, self.extents, self.cuts, self.body, unroll, heavy and not turns, together
         )
         return items, grain, elements * fixed(product(self.short))
 
@@ -224,9 +228,11 @@ class LoopNest:
         around = extents[-1]
         if not (isinstance(around, int) and around < lanes or count * loops.cost > SHORT_COST):
             self.extents = tuple(extents)
+            self.cuts = self.cuts[: len(extents)]
             self.short = loops.extents[len(extents) :]
         elif fixed(loops.extents[-1]) * 4 <= lanes:
             self.extents = (product(loops.extents),)
+            self.cuts = ((0, *self.extents),)
 
     def _streams(self) -> bool:
         """Whether the results are large, and written past the caches."""
@@ -241,12 +247,14 @@ class LoopNest:
         )
 
     def _aligned(self) -> bool:
-        """Whether every row of every target starts at a multiple of what is stored at once."""
+        """Whether every piece of a row of every target starts at a multiple of what is stored at
+        once."""
         whole = self.target.vector_bytes * self.kernel.lanes // self.lanes
-        return len(self.extents) == 1 or all(
-            isinstance(self.extents[-1], int)
-            and self.extents[-1] * STORAGE[s.value.dtype].bytes % whole == 0
+        ends = self.cuts[-1][1 : -1 if len(self.extents) == 1 else None]
+        return all(
+            isinstance(at, int) and at * STORAGE[s.value.dtype].bytes % whole == 0
             for s in self.stores
+            for at in ends
         )
 
     def body(self, parts: Sequence[Index]) -> Write:
@@ -279,58 +287,94 @@ Body = Callable[[Sequence[Index]], Write]
 def _nest(
     kernel: Kernel,
     extents: Dims,
+    cuts: Sequence[Dims],
     body: Body,
     unroll: int,
     compact: bool,
     together: int = 1,
 ) -> tuple[Size, int, float]:
-    """Write the loops, several rows `together`. Returns the number of items, the grain, and
-    elements per item."""
+    """Write the loops, several rows `together`, one for every piece between `cuts`. Returns the
+    number of items, the grain, and elements per item."""
     lanes = kernel.lanes
     if not extents:
         kernel.lanes = 1
         kernel.lane_loop(0, 1, 1, body(()), 1)
         return 1, 1, 1
     *outer, last = extents
+    *around, pieces = cuts
     rows = product(outer)
-    even = isinstance(last, int) and last % (lanes * unroll) == 0
+    whole = len(pieces) == 2
+    even = whole and isinstance(last, int) and last % (lanes * unroll) == 0
+
+    def vectors(low: int | str, high: int | str, *rows: Sequence[Index]) -> None:
+        for inside in _boxes(kernel, rows, around):
+            writes = list(map(body, inside))
+            for a, b in itertools.pairwise(pieces):
+                ends = (low, high) if whole else _clipped(kernel, low, high, a, b)
+
+                def write(lane: Index, carried: Sequence[str]) -> None:
+                    for each in writes:
+                        each(lane + a, carried)
+
+                kernel.lane_loop(*ends, b - a, write, unroll, aligned=even, compact=compact)
+
     if not outer:
         if isinstance(last, int) and last <= STATIC_ELEMENTS:
-            kernel.lane_loop(0, last, last, body(()), unroll, compact=compact)
+            vectors(0, last, ())
             return 1, 1, last
-        kernel.lane_loop("%lo", "%hi", last, body(()), unroll, aligned=even, compact=compact)
+        vectors("%lo", "%hi", ())
         return last, lanes * unroll * 16, 1
     if isinstance(rows, int) and isinstance(last, int) and rows < 32 and last >= 4 * LOOP_BLOCK:
         blocks = ceildiv(last, LOOP_BLOCK)
         with kernel.loop("%lo", "%hi", rows * blocks) as task:
             row, block = ix.divide(task, blocks)
-            start = kernel.scalar(block * LOOP_BLOCK)
-            op = kernel.level.scalar.op
-            end = op(
-                f"call i64 @llvm.umin.i64(i64 {op(f'add i64 {start}, {LOOP_BLOCK}')}, i64 {last})"
-            )
-            kernel.lane_loop(
-                start,
-                end,
-                last,
-                body(ix.delinear(row, outer)),
-                unroll,
-                aligned=even,
-                compact=compact,
-            )
+            ends = kernel.block(block * LOOP_BLOCK, LOOP_BLOCK, str(last))
+            vectors(*ends, ix.delinear(row, outer))
         return rows * blocks, 1, LOOP_BLOCK
     items = ix.exact(rows, together)
     assert items is not None
     with kernel.loop("%lo", "%hi", items) as item:
         high = last if isinstance(last, int) else kernel.size(last)
-        writes = [body(ix.delinear(item * together + n, outer)) for n in range(together)]
-
-        def write(lane: Index, carried: Sequence[str]) -> None:
-            for each in writes:
-                each(lane, carried)
-
-        kernel.lane_loop(0, high, last, write, unroll, compact=compact)
+        vectors(0, high, *(ix.delinear(item * together + n, outer) for n in range(together)))
     return items, 1, (last if isinstance(last, int) else 1024) * together
+
+
+def _boxes(
+    kernel: Kernel, rows: Sequence[Sequence[Index]], cuts: Sequence[Dims]
+) -> Iterator[Sequence[Sequence[Index]]]:
+    """The rows; where loops around them are cut, one row in each of the boxes between, inside of a
+    loop that runs once where the row lies in the box."""
+    cut = [n for n, at in enumerate(cuts) if len(at) > 2]
+    if not cut:
+        yield rows
+        return
+    (row,) = rows
+    for box in itertools.product(*(itertools.pairwise(cuts[n]) for n in cut)):
+        test = kernel.condition([(row[n], *ends) for n, ends in zip(cut, box, strict=True)])
+        taken = kernel.level.scalar.op(f"zext i1 {test} to i64")
+        with kernel.loop(0, taken, 1, nonempty=False) as turn:
+            inside = list(row)
+            for n, (a, b) in zip(cut, box, strict=True):
+                name = kernel.scalar(row[n] - a)
+                inside[n] = ix.of(kernel.named(name, b - a, turn.depth)) + a
+            yield [inside]
+
+
+def _clipped(
+    kernel: Kernel, low: int | str, high: int | str, a: Size, b: Size
+) -> tuple[int | str, int | str]:
+    """What of [low, high) lies between `a` and `b`, counted from `a`."""
+    first, size = kernel.size(a), kernel.size(b - a)
+    if low == 0:  # a whole row
+        return 0, b - a if isinstance(b - a, int) else size
+    op = kernel.level.scalar.op
+    kernel.ragged = True
+    start, end = (
+        op(f"call i64 @llvm.smax.i64(i64 {op(f'sub i64 {n}, {first}')}, i64 0)")
+        for n in (low, high)
+    )
+    end = op(f"call i64 @llvm.smin.i64(i64 {end}, i64 {size})")
+    return start, end
 
 
 def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:

@@ -55,15 +55,6 @@ def _repeated(size: Size, low: Size, high: Size) -> Instruction:
     return minimum(maximum(i, 0), i.like(size) - 1).x
 
 
-def _pad_by(positions: Callable[..., Any]) -> Callable[..., Any]:
-    def lowering(x: Instruction, padding: Sequence[Size]) -> Instruction:
-        for d, low, high in _padded_dims(padding):
-            x = gather_dim(x, positions(x.dims[d], low, high), d)
-        return x
-
-    return lowering
-
-
 def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
     """`size` elements of dimension `d`."""
     starts = [0] * g.rank
@@ -71,6 +62,37 @@ def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
     starts[d] = start
     limits[d] = start + size
     return build.slice_(g, starts, limits)
+
+
+def _pad_by(positions: Callable[..., Any], border: Callable[..., Any]) -> Callable[..., Any]:
+    """Borders beside what they copy; by gathering `positions` where sizes are symbolic or a border
+    is cut off."""
+
+    def lowering(x: Instruction, padding: Sequence[Size]) -> Instruction:
+        for d, low, high in _padded_dims(padding):
+            size = x.dims[d]
+            axis = x.rank + d
+            if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
+                edges = border(x, axis, low, 0), x, border(x, axis, high, size - 1)
+                x = build.concatenate([e for e in edges if e.dims[d]], axis)
+            else:
+                x = gather_dim(x, positions(size, low, high), d)
+        return x
+
+    return lowering
+
+
+def _mirrored(x: Instruction, d: int, many: int, edge: int) -> Instruction:
+    """Of `many` elements, those beside the element `edge` of dimension `d`."""
+    return build.reverse(_part(x, d, edge - many if edge else 1, many), (d,))
+
+
+def _edge(x: Instruction, d: int, many: int, edge: int) -> Instruction:
+    dims = list(x.dims)
+    dims[d] = many
+    others = [n for n in range(x.rank) if n != d]
+    one = build.reshape(_part(x, d, edge, 1), [dims[n] for n in others])
+    return build.broadcast(one, dims, others)
 
 
 def _at(x: Instruction, d: int, start: int, size: int) -> Instruction:
@@ -131,8 +153,12 @@ def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> 
     return lowering
 
 
-lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(_pad_by(_reflected))
-lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(_pad_by(_repeated))
+lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(
+    _pad_by(_reflected, _mirrored)
+)
+lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(
+    _pad_by(_repeated, _edge)
+)
 lowers(
     aten.reflection_pad1d_backward,
     aten.reflection_pad2d_backward,
