@@ -512,7 +512,7 @@ class KernelValues:
 
     def _strided(self, pointer: str, storage: Storage, index: Index, stride: int) -> str:
         """Every `stride`-th element. Those between are loaded, too, and kept for who asks for them
-        next; where the array may end before, the last vector ends at the last element."""
+        next; where the array may end before, no vector ends behind the last element."""
         turn = index.const % stride if isinstance(index.const, int) else 0
         if not below(-1, (index - turn).bounds()[0]):
             turn = 0  # there may be nothing before
@@ -526,12 +526,12 @@ class KernelValues:
         if found is None:
             t = self.e.typed(kind)
             lanes = self.lanes
-            at = [n * lanes for n in range(stride)]
-            at[-1] -= less
-            block = [t.load(self.address(pointer, kind, start + n)) for n in at]
-            if less:
-                order = [min(i + less, lanes - 1) for i in range(lanes)]
-                block[-1] = self.e.shuffle(kind, block[-1], "poison", lanes, order)
+            block = []
+            for n in range(0, stride * lanes, lanes):
+                at = min(n, stride * lanes - less - lanes)
+                v = t.load(self.address(pointer, kind, start + at))
+                order = [min(i + n - at, lanes - 1) for i in range(lanes)]
+                block.append(self.e.shuffle(kind, v, "poison", lanes, order) if at < n else v)
             found = self.level.cache[key] = apart(self.e, kind, block)
         return str(found[turn])
 
@@ -703,7 +703,7 @@ def _holds(c: Condition) -> bool:
 def excluded(c: Condition) -> bool:
     """Whether the condition holds nowhere."""
     low, high = c[0].bounds()
-    return below(high, c[1]) or low == c[2] or below(c[2], low)
+    return below(high, c[1]) or below(c[2], low + 1) or c[1] == c[2]
 
 
 def _fits(index: Index) -> bool:

@@ -16,9 +16,7 @@ from torch_hlo.hlo.ir import (
     POINTWISE,
     Dims,
     Instruction,
-    Ints,
     Size,
-    fixed,
     product,
 )
 

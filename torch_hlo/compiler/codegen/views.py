@@ -110,7 +110,6 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
         conditions,
         lambda: k.value(source, tuple(place)),
         lambda: k.value(fill, ()),
-        source.size,
     )
 
 
@@ -120,11 +119,10 @@ def choose(
     conditions: list[Condition],
     inside: Callable[[], Value],
     outside: Callable[[], Value],
-    size: Size = 1,
 ) -> Value:
     """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other
     places."""
-    if size == 0 or any(map(excluded, conditions)):
+    if any(map(excluded, conditions)):
         return outside()
     test = k.condition(conditions)
     if test is None:
@@ -194,7 +192,6 @@ def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
         conditions,
         lambda: k.value(update, place),
         lambda: k.value(source, index),
-        update.size,
     )
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
+    Computation,
     Dims,
     Instruction,
     Size,
@@ -39,12 +39,7 @@ from ..codegen import (
 )
 from ..codegen.loop_plan import Loops, plan_loops, widest_bits
 from ..codegen.views import dynamic_starts
-from ..fusion.fusion_place import (
-    behind_reshapes,
-    joined,
-    parts,
-    pieces,
-)
+from ..fusion.fusion_place import behind_reshapes, written
 from ..llvm.scalar import STORAGE
 from ..thresholds import (
     CHAIN_COST,
@@ -364,9 +359,10 @@ def _clipped(
     kernel: Kernel, low: int | str, high: int | str, a: Size, b: Size
 ) -> tuple[int | str, int | str]:
     """What of [low, high) lies between `a` and `b`, counted from `a`."""
-    first, size = kernel.size(a), kernel.size(b - a)
+    width = b - a
+    first, size = kernel.size(a), kernel.size(width)
     if low == 0:  # a whole row
-        return 0, b - a if isinstance(b - a, int) else size
+        return 0, width if isinstance(width, int) else size
     op = kernel.level.scalar.op
     kernel.ragged = True
     start, end = (
@@ -504,70 +500,37 @@ def concatenate(program: Program, x: Instruction) -> None:
 
 
 def dynamic_update_slice(program: Program, x: Instruction) -> None:
-    source, update, *starts = x.operands
-    program.copy(program.place(x), program.place(source))
-    params = parameters_of(o.shape for o in (update, *starts))
-    offsets = dynamic_starts(params[1:], x.dims, update.dims)
-
-    def at(index: tuple[Index, ...]) -> Index:
-        return (
-            ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.dims)
-            if index
-            else ix.ZERO
-        )
-
-    y = instr("copy", params[:1], update.shape)
-    key = ("dynamic-update-slice", x.shape, params)
-    run_loop(
-        program,
-        [Store(y, at)],
-        params,
-        [program.place(o) for o in (update, *starts)],
-        [program.place(x)],
-        key,
-    )
+    params = parameters_of(o.shape for o in x.operands)
+    _emit(program, x, Computation(x.op, params, replace(x, params, x.shape)))
 
 
 def emit_fusion_loops(program: Program, x: Instruction) -> None:
-    """A fusion of kind loop: a loop over the `parts` (compiler/fusion/fusion_place.py) of all
-    results whose parts have equally many elements."""
-    computation = x["calls"]
+    """A fusion of kind loop: a loop over all results that have equally many elements to write."""
+    _emit(program, x, x["calls"])
+
+
+def _emit(program: Program, x: Instruction, computation: Computation) -> None:
     operands = x.operands
-    root = computation.root
     results = computation.results
     places = (
-        [program.place(x, i) for i in range(len(results))]
-        if root.op == "tuple"
-        else [program.place(x)]
+        [program.place(x, i) for i in range(len(results))] if x.is_tuple else [program.place(x)]
     )
-    # a concatenation beside results of its size is written element by element
-    whole = {r.size for r in results if not pieces(r)}
     loops: dict[Size, list[int]] = {}
     for n, r in enumerate(results):
-        loops.setdefault(
-            (r.size if r.op == "concatenate" and r.size in whole else parts(r)[0].size),
-            [],
-        ).append(n)
+        loops.setdefault(written(r).size, []).append(n)
     numbers = {p: i for i, p in enumerate(computation.params)}
-    for size, chosen in loops.items():
+    for chosen in loops.values():
         stores = []
-        targets = []
-        starts = []
+        starts: list[Instruction] = []
         for n in chosen:
             r = results[n]
             if r.op == "dynamic-update-slice":
-                program.copy(
-                    places[n],
-                    program.place(operands[numbers[behind_reshapes(r.operand)]]),
-                )
+                source = behind_reshapes(r.operand)
+                program.copy(places[n], program.place(operands[numbers[source]]))
                 starts += r.operands[2:]
-            written = (
-                [Store(r)]
-                if r.size == size and r.op != "dynamic-update-slice"
-                else _stores(r, partial(ix.linear, dims=r.dims))
-            )
-            stores += written
-            targets += [places[n]] * len(written)
+                stores.append(_update(r))
+            else:
+                stores.append(Store(r))
         read = set(postorder((*(s.value for s in stores), *starts)))
         used = [p for p in computation.params if p in read]
         run_loop(
@@ -575,41 +538,16 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
             stores,
             used,
             [program.place(operands[numbers[p]]) for p in used],
-            targets,
+            [places[n] for n in chosen],
             key=("fusion", computation, tuple(chosen)),
         )
 
 
-def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[Store]:
-    """What a loop over the `parts` of `x` writes, and where; `at`: the element of the target for an
-    index of `x`."""
-    found: list[Store] = []
-    start: Size = 0
-    for o in pieces(x):
-        starts: Sequence[Index | Size]
-        if x.op == "dynamic-update-slice":
-            starts = dynamic_starts(x.operands[2:], x.dims, o.dims)
-        else:
-            (axis,) = x["dimensions"]
-            starts = [start if d == axis else 0 for d in range(x.rank)]
-            start += o.dims[axis]
-        found += _piece(x, o, starts, at)
-    return found
+def _update(x: Instruction) -> Store:
+    value = x.operands[1]
+    starts = dynamic_starts(x.operands[2:], x.dims, value.dims)
 
+    def at(index: tuple[Index, ...]) -> Index:
+        return ix.linear([i + s for i, s in zip(index, starts, strict=True)], x.dims)
 
-def _piece(
-    x: Instruction,
-    o: Instruction,
-    starts: Sequence[Index | Size],
-    at: Callable[[tuple[Index, ...]], Index],
-) -> list[Store]:
-    """The part of _stores for the piece `o`, which begins at `starts`."""
-
-    def place(index: tuple[Index, ...]) -> Index:
-        return at(tuple(i + s for i, s in zip(index, starts, strict=True)))
-
-    inner = joined(x)
-    if inner is None:
-        return [Store(o, place)]
-    dims = inner.dims
-    return _stores(inner, lambda index: place(ix.regroup(index, dims, o.dims)))
+    return Store(value, at)

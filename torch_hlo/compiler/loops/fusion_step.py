@@ -330,11 +330,7 @@ def _folded(
         at = linear(index, dims) if index else ZERO
         parts = []
         for c in range(count):
-            accs: list[str] = []
-            for pointer, dtype in zip(pointers, r.stored_dtypes()):
-                v = k.load(pointer, dtype, at + kept * c)
-                accs += list(v) if isinstance(v, tuple) else [v]
-            parts.append(accs)
+            parts.append(r.fetched(k, pointers, at + kept * c))
         return r.grouped(r.finish(k, fold_pairwise(lambda a, b: r.combine(k, a, b), parts)))
 
     return value

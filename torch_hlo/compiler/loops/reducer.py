@@ -99,6 +99,23 @@ class Reducer:
             return ["f32"]
         return list(self.dtypes)
 
+    def fetched(self, k: Kernel, pointers: Sequence[str], at: Index) -> list[str]:
+        """Accumulators that are kept in memory, an array for each stored type."""
+        found: list[str] = []
+        for pointer, dtype in zip(pointers, self.stored_dtypes()):
+            v = k.load(pointer, dtype, at)
+            found += list(v) if isinstance(v, tuple) else [v]
+        return found
+
+    def keep(self, k: Kernel, pointers: Sequence[str], at: Index, accs: Sequence[str]) -> None:
+        """Write accumulators where `fetched` finds them."""
+        for pointer, dtype, v in zip(pointers, self.stored_dtypes(), self.grouped(accs)):
+            k.store(pointer, dtype, at, v)
+
+    def widened(self, k: Kernel, accs: Sequence[str]) -> list[str]:
+        """Scalar accumulators in all lanes of the current width."""
+        return [k.widen(v, kind) for v, kind in zip(accs, self.kinds, strict=True)]
+
     def identity(self, k: Kernel) -> list[str]:
         """Initial accumulators: scalar operands."""
         if self.op is not None:
@@ -131,10 +148,7 @@ class Reducer:
         result's type."""
         accs = list(accs)
         if self.needs_initial():
-            first = [
-                k.widen(v, kind)
-                for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)
-            ]
+            first = self.widened(k, self.initial(k, self.initials[0]))
             accs = self.combine(k, first, accs)
         return self.finish_rounded(k, accs)
 

@@ -189,7 +189,7 @@ class RowEmitter:
             sums = [(self.reducers[r], self.reducers[r].identity(k)) for r in registers]
             top = [self.slots[r] for r in registers]
             with (
-                self._rows_of_chunk(low, high, c, sums, top, kept)
+                self._in_blocks(low, high, c.rows, sums, top, kept)
                 if rest
                 else nullcontext((ZERO, top))
             ) as (row, slots):
@@ -341,27 +341,37 @@ class RowEmitter:
         extent: Size,
         sums: list[tuple[Reducer, list[str]]],
         slots: list[list[str]],
+        kept: Index | None = None,
     ) -> Iterator[tuple[Index, list[list[str]]]]:
         """A scalar loop. When it is long, accumulators collect ROWS_BLOCK iterations before they
         are added to `slots`: sums stay accurate. Yields the index and the accumulators to use
-        inside."""
+        inside. `kept`: it runs over a chunk's rows; column sums then collect a block apart, too."""
         k = self.k
-        exact = not any(r.is_float_sum for r, _ in sums)
-        if exact or isinstance(extent, int) and extent <= 2 * ROWS_BLOCK:
-            with k.loop(
-                low,
-                high,
-                extent,
-                nonempty=isinstance(extent, int) and low == "0" and extent > 0,
-            ) as i:
+        columns: list[tuple[Instruction, Index]] = []
+        if kept is not None:
+            blocked = self.column_blocks
+            columns = [(x, kept) for x in self._columns()]
+        else:
+            short = isinstance(extent, int) and extent <= 2 * ROWS_BLOCK
+            blocked = not short and any(r.is_float_sum for r, _ in sums)
+        if not blocked:
+            nonempty = isinstance(extent, int) and low == "0" and extent > 0
+            with k.loop(low, high, extent, nonempty=nonempty) as i:
                 yield i, slots
             return
         with k.loop(low, high, extent, ROWS_BLOCK, nonempty=False) as b:
             below = [self._new_slots(r, first) for r, first in sums]
+            for place in columns:
+                self._fill_columns(*place, block=True)
+            around = self.in_block
+            self.in_block = around or kept is not None
             with k.loop(*k.block(b, ROWS_BLOCK, high), extent) as i:
                 yield i, below
+            self.in_block = around
             for (r, _), slot, inner in zip(sums, slots, below):
                 self._into(r, slot, self._load(r, inner))
+            for place in columns:
+                self._flush_columns(*place)
 
     def _point(
         self,
@@ -451,37 +461,6 @@ class RowEmitter:
             r for r in self.plan.late_reduces if set(self.plan.late_kept[r]) & set(self.plan.inner)
         ]
 
-    @contextmanager
-    def _rows_of_chunk(
-        self,
-        low: str,
-        high: str,
-        c: Chunks,
-        sums: list[tuple[Reducer, list[str]]],
-        slots: list[list[str]],
-        kept: Index,
-    ) -> Iterator[tuple[Index, list[list[str]]]]:
-        """The loop over a chunk's rows, in blocks when they are many; column sums then collect a
-        block apart."""
-        k = self.k
-        columns = self._columns()
-        if not self.column_blocks:
-            with k.loop(low, high, c.rows, nonempty=False) as row:
-                yield row, slots
-            return
-        with k.loop(low, high, c.rows, ROWS_BLOCK, nonempty=False) as b:
-            below = [self._new_slots(r, first) for r, first in sums]
-            for r in columns:
-                self._fill_columns(r, kept, block=True)
-            self.in_block = True
-            with k.loop(*k.block(b, ROWS_BLOCK, high), c.rows) as row:
-                yield row, below
-            self.in_block = False
-            for (reducer, _), slot, inner in zip(sums, slots, below):
-                self._into(reducer, slot, self._load(reducer, inner))
-            for r in columns:
-                self._flush_columns(r, kept)
-
     def _start_late(self, kept: Index) -> None:
         columns = self._columns()
         for r in self.plan.late_reduces:
@@ -490,10 +469,9 @@ class RowEmitter:
             else:
                 self.slots[r] = self._new_slots(self.reducers[r], self.reducers[r].identity(self.k))
 
-    def _pointer(self, r: Instruction, n: int, block: bool) -> str:
-        """The partial buffer of accumulator `n` of a late reduction; `block`: the one for the
-        current block of rows."""
-        return self.k.outputs[self.partials[r] + n + (self.partial_count if block else 0)]
+    def _pointers(self, r: Instruction, block: bool = False) -> list[str]:
+        """The partial buffers of a late reduction; `block`: those for the current block of rows."""
+        return self.k.outputs[self.partials[r] + (self.partial_count if block else 0) :]
 
     def _each_column(
         self, r: Instruction, kept: Index, write: Callable[[Index], None], unroll: int = 1
@@ -511,35 +489,24 @@ class RowEmitter:
     def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
         k = self.k
         reducer = self.reducers[r]
-        values = reducer.grouped(reducer.identity(k))
-
-        def write(at: Index) -> None:
-            for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), values)):
-                k.store(self._pointer(r, n, block), dtype, at, k.splat(value, dtype))
-
-        self._each_column(r, kept, write)
+        first = reducer.identity(k)
+        pointers = self._pointers(r, block)
+        self._each_column(
+            r, kept, lambda at: reducer.keep(k, pointers, at, reducer.widened(k, first))
+        )
 
     def _flush_columns(self, r: Instruction, kept: Index) -> None:
         """Add the block's column sums to the chunk's."""
+        k = self.k
+        reducer = self.reducers[r]
+        whole = self._pointers(r)
 
         def write(at: Index) -> None:
-            both = (self._load_columns(r, at, block) for block in (False, True))
-            self._store_columns(r, at, self.reducers[r].combine(self.k, *both), False)
+            both = (reducer.fetched(k, p, at) for p in (whole, self._pointers(r, True)))
+            reducer.keep(k, whole, at, reducer.combine(k, *both))
 
-        self.k.barrier()
+        k.barrier()
         self._each_column(r, kept, write, 2)
-
-    def _load_columns(self, r: Instruction, at: Index, block: bool) -> list[str]:
-        found: list[str] = []
-        for n, dtype in enumerate(self.reducers[r].stored_dtypes()):
-            v = self.k.load(self._pointer(r, n, block), dtype, at)
-            found += list(v) if isinstance(v, tuple) else [v]
-        return found
-
-    def _store_columns(self, r: Instruction, at: Index, accs: Sequence[str], block: bool) -> None:
-        reducer = self.reducers[r]
-        for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), reducer.grouped(accs))):
-            self.k.store(self._pointer(r, n, block), dtype, at, value)
 
     def _add_column(
         self,
@@ -558,17 +525,16 @@ class RowEmitter:
                 (linear([where[d] for d in kept], sizes), 1),
             )
         )
-        old = self._load_columns(x, at, self.in_block)
-        self._store_columns(x, at, r.combine(k, old, r.values(k, index_of)), self.in_block)
+        pointers = self._pointers(x, self.in_block)
+        old = r.fetched(k, pointers, at)
+        r.keep(k, pointers, at, r.combine(k, old, r.values(k, index_of)))
 
     def _finish_late(self, c: Chunks, kept: Index) -> None:
         k = self.k
         for x, slots in self.slots.items():
             r = self.reducers[x]
-            values = r.grouped(r.fold_lanes(k, self._load(r, slots)))
-            at = combine(((self.chunk, c.kept), (kept, 1)))
-            for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), values)):
-                k.store(k.outputs[self.partials[x] + n], dtype, at, value)
+            folded = r.fold_lanes(k, self._load(r, slots))
+            r.keep(k, self._pointers(x), combine(((self.chunk, c.kept), (kept, 1))), folded)
 
     # -- expensive values kept between passes
     def _make_stash(self) -> None:

@@ -7,7 +7,7 @@ memory is read in contiguous bursts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,7 +149,7 @@ class StridedEmitter:
             for x in due:
                 r = self.reducers[x]
                 values = r.values(k, lambda o: regroup(point, plan.dims, o.dims))
-                self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), values))
+                r.keep(k, accs[x], j, r.combine(k, r.fetched(k, accs[x], j), values))
             at = linear(point, plan.dims)
             if number == 0:
                 self._prefetch(at)
@@ -203,8 +203,9 @@ class StridedEmitter:
     ) -> None:
         """Add what a block has to what is above it."""
         r = self.reducers[x]
-        total = r.combine(self.k, self._get(r, accs[x], j), self._get(r, below[x], j))
-        self._set(r, accs[x], j, total)
+        k = self.k
+        total = r.combine(k, r.fetched(k, accs[x], j), r.fetched(k, below[x], j))
+        r.keep(k, accs[x], j, total)
 
     def _prefetch(self, at: Index) -> None:
         """A row that comes later is asked for: the processor's prefetcher stops at pages, and
@@ -225,29 +226,14 @@ class StridedEmitter:
         """Accumulators of a block of rows, set to the identity."""
         r = self.reducers[x]
         k = self.k
-        values = r.grouped(r.identity(k))
+        first = r.identity(k)
         slots = [
             k.alloca(STORAGE[dtype].memory, self.block * STORAGE[dtype].parts)
             for dtype in r.stored_dtypes()
         ]
 
-        def body(j: Index) -> None:
-            for slot, dtype, value in zip(slots, r.stored_dtypes(), values):
-                k.store(slot, dtype, j, k.splat(value, dtype))
-
-        self._rows(body)
+        self._rows(lambda j: r.keep(k, slots, j, r.widened(k, first)))
         return slots
-
-    def _get(self, r: Reducer, slots: Sequence[str], j: Index) -> list[str]:
-        found: list[str] = []
-        for slot, dtype in zip(slots, r.stored_dtypes()):
-            v = self.k.load(slot, dtype, j)
-            found += list(v) if isinstance(v, tuple) else [v]
-        return found
-
-    def _set(self, r: Reducer, slots: Sequence[str], j: Index, accs: Sequence[str]) -> None:
-        for slot, dtype, value in zip(slots, r.stored_dtypes(), r.grouped(accs)):
-            self.k.store(slot, dtype, j, value)
 
     # -- values per row
     def _finish(self, due: list[Instruction]) -> None:
@@ -259,14 +245,14 @@ class StridedEmitter:
             slots = self.accs[x]
             if k.slices > 1:
                 self._rows(
-                    lambda j, r=r, slots=slots: self._set(
-                        r, slots, j, k.fold_slices(r, self._get(r, slots, j))
+                    lambda j, r=r, slots=slots: r.keep(
+                        k, slots, j, k.fold_slices(r, r.fetched(k, slots, j))
                     )
                 )
             if r.needs_initial():
                 self._rows(
-                    lambda j, r=r, slots=slots: self._set(
-                        r, slots, j, r.finish(k, self._get(r, slots, j))
+                    lambda j, r=r, slots=slots: r.keep(
+                        k, slots, j, r.finish(k, r.fetched(k, slots, j))
                     )
                 )
             k.bind_reduce(x, self.gtes.get(x, ()), partial(self._finished, x))
@@ -279,7 +265,7 @@ class StridedEmitter:
         """What a reduction has folded, of the row that `index` means."""
         r = self.reducers[x]
         at = self._position(x, index)
-        return r.grouped(r.finish_rounded(self.k, self._get(r, self.accs[x], at)))
+        return r.grouped(r.finish_rounded(self.k, r.fetched(self.k, self.accs[x], at)))
 
     def _kept(self, x: Instruction, slot: str, index: tuple[Index, ...]) -> Value:
         return self.k.load(slot, x.dtype, self._position(x, index))

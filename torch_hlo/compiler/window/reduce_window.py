@@ -117,7 +117,6 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
             conditions,
             lambda: k.value(operand, place),
             lambda: _padding(k, reducer, initial),
-            operand.size,
         )
 
     values = [read(*t) for t in taps]
