@@ -272,6 +272,15 @@ def test_module_with_gradients_moves():
     assert m.weight.grad.is_hlo and m.weight.grad.cpu().equal(torch.ones(2, 2))
 
 
+def test_the_class_of_a_parameter_makes_parameters():
+    cls = type(nn.Parameter(torch.ones(2).to("hlo")))
+    for value in (torch.ones(3), torch.ones(3).to("hlo"), torch.ones(3, device="meta")):
+        made = cls(value, requires_grad=False)
+        assert isinstance(made, nn.Parameter) and made.device == value.device
+        assert not made.requires_grad
+    assert cls([1, 2]).equal(torch.tensor([1.0, 2.0]))
+
+
 def test_deepcopy():
     x = torch.arange(4.0).to("hlo")
     v = x[1:]

@@ -75,6 +75,10 @@ class HloTensor(Tensor):
     __torch_function__ = participants.disabled_torch_function
     data = _Data()
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[misc]
+        """`type(weight)(value, requires_grad=…)` makes a parameter: elsewhere that is its class."""
+        return (torch.nn.Parameter if "requires_grad" in kwargs else Tensor)(*args, **kwargs)
+
     # `torch.tensor([loss, loss])` asks for numbers
     __float__ = _conversion("__float__", float)
     __index__ = _conversion("__index__", operator.index)
