@@ -94,3 +94,11 @@ def test_modules_with_values_made_of_parameters_move():
     with pytest.raises(RuntimeError, match="before"):
         want.sum().backward()
     torch.testing.assert_close(twin(net[0](x.to("hlo"))).cpu(), want)
+
+
+def test_profiles_are_sorted_by_the_time_of_the_device() -> None:
+    with torch.profiler.profile() as profile:
+        torch.ones(3, device="hlo").sum().item()
+    for key in ("self_hlo_time_total", "hlo_time_total"):
+        assert "aten::ones" in profile.key_averages().table(sort_by=key)
+        assert "aten::ones" in profile.events().table(sort_by=key)

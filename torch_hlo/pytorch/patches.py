@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.metadata import EntryPoint
+from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -150,6 +152,11 @@ def follow_profiler(record: Callable[[], AbstractContextManager[Any]]) -> None:
 
     for method in (_prepare_trace, __exit__, export_chrome_trace):
         setattr(kind, method.__name__, functools.wraps(getattr(kind, method.__name__))(method))
+    # tables are sorted by "self_cuda_time_total" too: of the devices PyTorch replaces its own names
+    util = torch.autograd.profiler_util
+    for event, part in product((util.FunctionEvent, util.FunctionEventAvg), ("", "self_")):
+        same = property(attrgetter(f"{part}device_time_total"))
+        setattr(event, f"{part}{NAME}_time_total", same)
 
 
 def _patch_backward(tensor_class: type) -> None:
