@@ -126,6 +126,14 @@ def test_a_model_is_placed_on_the_device(tmp_path):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=place)
         assert {p.device.type for p in loaded.parameters()} == {"hlo"}
     torch.testing.assert_close(loaded.lm_head.weight.cpu(), net.lm_head.weight)
+    # what does not fit stays on the CPU, and visits the device
+    parted = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map="auto", max_memory={0: "18KB", "cpu": "1GB"}
+    )
+    assert {*parted.hf_device_map.values()} == {0, "cpu"}
+    tokens = torch.arange(4)[None]
+    found = parted(tokens.to("hlo")).logits
+    torch.testing.assert_close(found.cpu(), net.eval()(tokens).logits)
     pipeline = transformers.pipelines.TextGenerationPipeline
     for device, place in ((None, "hlo"), (-1, "cpu"), ("cpu", "cpu")):
         made = pipeline(model=model(), tokenizer=None, device=device)

@@ -39,19 +39,23 @@ def pipeline(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Pipeline.__init__ without a device: not on the CPU, if nothing but that was found."""
     given = inspect.signature(original).bind(*args, **kwargs)
     options = given.arguments
-    device = torch.accelerator.current_accelerator()
     free = options.get("device") is None and not hasattr(options["model"], "hf_device_map")
-    if free and device is not None and device.type in PLACE.names:
-        options["device"] = device
+    if free and PLACE.leads():
+        options["device"] = PLACE.device
     original(*given.args, **given.kwargs)
 
 
 def memory(original: Callable[[Any], dict[Any, int]], given: Any = None) -> dict[Any, int]:
-    """get_max_memory: device_map="auto" places modules on the device, not on the CPU."""
+    """get_max_memory: device_map="auto" places modules on the device, not on the CPU. Of a device 0
+    Accelerate asks that CUDA is there; of "mps" it does not. It also converts what was given."""
+    if not PLACE.leads() or given and 0 not in given:
+        return original(given)
+    if given is None:
+        return {0: _device().mem_get_info()[0]} | original(None)
+    given["mps"] = given.pop(0)
     found = original(given)
-    if given is not None or any(isinstance(key, int) for key in found):
-        return found
-    return {0: _device().mem_get_info()[0]} | found
+    given[0] = given.pop("mps")
+    return {0: found.pop("mps")} | found
 
 
 def save_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -57,6 +57,16 @@ def _dispatch(func: Any, types: Any, args: tuple = (), kwargs: dict | None = Non
     return func(*args, **kwargs)
 
 
+class _Meaning(type(Tensor)):  # type: ignore[misc]
+    """Tables by class, as torchvision's transforms have, find the class that is meant."""
+
+    def __eq__(cls, other: object) -> bool:
+        return meant(cls) is other or cls is other
+
+    def __hash__(cls) -> int:
+        return hash(meant(cls))
+
+
 @functools.cache
 def _below(base: type[Tensor]) -> type[Tensor]:
     methods = {
@@ -73,7 +83,7 @@ def _below(base: type[Tensor]) -> type[Tensor]:
         "tolist": lambda self: self._held.tolist(),
         "as_subclass": lambda self, cls: as_subclass(_Cast.apply(self), cls),
     }
-    return type(base.__name__, (base,), methods)
+    return _Meaning(base.__name__, (base,), methods)
 
 
 def as_subclass(self: HloTensor, cls: type[Tensor]) -> Tensor:

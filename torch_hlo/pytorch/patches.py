@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.metadata import EntryPoint
-from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -153,8 +152,8 @@ def follow_profiler(record: Callable[[], AbstractContextManager[Any]]) -> None:
     for method in (_prepare_trace, __exit__, export_chrome_trace):
         setattr(kind, method.__name__, functools.wraps(getattr(kind, method.__name__))(method))
     # tables are sorted by "self_cuda_time_total" too: of the devices PyTorch replaces its own names
-    util = torch.autograd.profiler_util
-    for event, part in product((util.FunctionEvent, util.FunctionEventAvg), ("", "self_")):
+    event = torch.autograd.profiler_util.FormattedTimesMixin
+    for part in ("", "self_"):
         same = property(attrgetter(f"{part}device_time_total"))
         setattr(event, f"{part}{NAME}_time_total", same)
 
@@ -387,10 +386,7 @@ def _patch_accelerator(module: types.ModuleType) -> None:
 
         @functools.wraps(original)
         def function(*args: object, **kwargs: object) -> object:
-            current = accelerator.current_accelerator()
-            if current is None or current.type not in PLACE.names:
-                return original(*args, **kwargs)
-            return replacement(*args, **kwargs)
+            return (replacement if PLACE.leads() else original)(*args, **kwargs)
 
         setattr(holder, name, function)
 

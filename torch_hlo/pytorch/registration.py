@@ -27,6 +27,11 @@ class Place:
     names = frozenset({NAME, "privateuseone"})
     name = property(lambda self: self.device.type)
 
+    def leads(self) -> bool:
+        """Whether PyTorch takes the device for its accelerator."""
+        found = torch.accelerator.current_accelerator()
+        return found is not None and found.type in self.names
+
 
 PLACE = Place()
 

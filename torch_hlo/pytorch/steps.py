@@ -264,8 +264,7 @@ def without_streams() -> None:
     forget = getattr(streams, "reset_user_object_tracking", lambda: None)  # not in 2.11
 
     def __init__(self: Any) -> None:
-        accelerator = torch.accelerator.current_accelerator()
-        if accelerator is not None and accelerator.type in PLACE.names:
+        if PLACE.leads():
             forget()
             self.cur_stream_stack = collections.deque()
         else:
