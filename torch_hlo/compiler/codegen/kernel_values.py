@@ -405,7 +405,8 @@ class KernelValues:
         if stride == 1 and (mask is None or self.target.masks_vectors):
             if self.ahead and mask is None and pointer in self.leaves.values():
                 self.prefetch(pointer, kind, index + self.ahead // align)
-            return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
+            at = self._reached(self.address(pointer, kind, index))
+            return t.load(at, self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)))
             return e.reversed(kind, raw)
@@ -432,6 +433,15 @@ class KernelValues:
                 return found
         at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
         return t.gather(at, offsets, offset_kind, mask)
+
+    def _reached(self, address: str) -> str:
+        """The address, but where no lane may touch memory one that can be read: processors take
+        long for vectors that are masked out where there is no memory."""
+        with self._in(self.levels[-2]):
+            test = self.mask()
+        return (
+            address if test is None else self.e.op(f"select i1 {test}, ptr {address}, ptr {ZEROS}")
+        )
 
     def look_ahead(self) -> None:
         """Ask for operands before their turn, if they are large: the processor's own prefetcher
