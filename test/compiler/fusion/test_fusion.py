@@ -392,6 +392,23 @@ ENTRY %main (x: f32[8,100]) -> f32[8,200] {
     assert_same_value(m, f)
 
 
+def test_a_concatenation_that_is_read_often_is_in_memory():
+    """Frames of a padded signal: each element would choose between the parts again."""
+    m = parse_module("""HloModule frames
+
+ENTRY %main (x: f32[8,100], at: s32[200,1]) -> f32[8,200] {
+  %x = f32[8,100] parameter(0)
+  %at = s32[200,1] parameter(1)
+  %border = f32[8,10] slice(%x), slice={[0:8], [90:100]}
+  %padded = f32[8,110] concatenate(%border, %x), dimensions={1}
+  ROOT %y = f32[8,200] gather(%padded, %at), offset_dims={0}, collapsed_slice_dims={1}, start_index_map={1}, index_vector_dim=1, slice_sizes={8,1}
+}
+""")
+    f = fusion(m)
+    assert kernels(f) == ["loop f32[8,110]", "loop f32[8,200]"]
+    assert_same_value(m, f)
+
+
 def test_sums_over_the_neighbours_of_few_columns_are_done_in_two_steps():
     """[6, 32, 8, 3] over the middle: first rows of 96, which fill vectors, then the 32 sums of each
     of the 3 columns."""

@@ -57,7 +57,9 @@ def inlined(
             and _makes_rows(i, order, users, chosen)
         ):
             continue
-        affordable = work <= SAME_WORK or own <= 4 and work <= CHEAP_WORK
+        # which operand of a concatenation is read is chosen every time
+        is_cheap = own <= 4 and x.op != "concatenate"
+        affordable = work <= SAME_WORK or is_cheap and work <= CHEAP_WORK
         if 0 < sites <= MAX_SITES and chain + own <= MAX_CHAIN and affordable:
             chosen[i] = (sites, evaluations, chain + own)
     return list(chosen)
