@@ -198,14 +198,15 @@ def test_dlpack_of_the_cpu_and_copies():
 
 
 def test_kernels_of_pallas_are_interpreted():
-    gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+    from jax.experimental.pallas import mosaic_gpu as gpu
 
     def double(x, y):
         y[...] = x[...] * 2
 
     x = jnp.arange(128.0).reshape(16, 8)
     f = gpu.kernel(
-        double, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=gpu.InterpretParams()
+        double, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=InterpretGPUParams()
     )
     np.testing.assert_array_equal(jax.jit(f)(x), x * 2)
 

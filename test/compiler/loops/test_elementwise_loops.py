@@ -273,8 +273,8 @@ def test_nothing_is_read_beside_a_guarded_array() -> None:
 
 
 def test_rows_of_other_pieces_are_not_reached() -> None:
-    """Vectors that are masked out where there is no memory take a thousand cycles: where a loop is
-    not cut between pieces, their address is one that can be read."""
+    """Vectors that are masked out where there is no memory take long: where a loop is not cut
+    between pieces, their address is one that can be read."""
     x = build.parameter(0, Shape("f32", (12, 32)))
     shifted = build.concatenate(
         [build.slice_(x, (5, 0), (12, 32)), build.slice_(x, (0, 0), (5, 32))], 0
