@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import META, Computation, Meta, Module
+from torch_hlo.hlo.ir.instruction import Computation, Meta, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import (
     RewriteError,
@@ -149,9 +149,9 @@ def test_called_computations_once_each():
 def test_source_locations_follow():
     root = h.negate(h.negate(h.exponential(X)))
     root2 = h.log(root)
-    META[root2] = Meta("", "aten::log", "model.py:3")
+    root2.meta = Meta("", "aten::log", "model.py:3")
     result = apply(root2, (op("negate", op("negate", x)), lambda x: x))
-    assert META[result].source == "model.py:3"
+    assert result.meta.source == "model.py:3"
 
 
 def test_settled_instructions_are_not_looked_at_again_and_can_be_collected():

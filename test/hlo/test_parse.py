@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
-from torch_hlo.hlo.ir.instruction import META
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.text.parser import ParseError, parse_module
@@ -52,7 +51,7 @@ def test_samples_of_one_program_agree():
 
 def test_names_and_sources_go_to_meta():
     module = parse_module(SAMPLES["jax_hlo_after_opt"])
-    metas = [META[x] for x in module.entry.instructions()]
+    metas = [x.meta for x in module.entry.instructions()]
     assert metas[0].name == "x.1" and metas[0].op_name == "x"
     assert metas[-1].op_name == "jit(f)/div" and metas[-1].source == "jx.py:6"
 
@@ -252,7 +251,7 @@ def test_a_frame_that_is_no_number_names_no_source(frame):
         'HloModule m\nFileNames\n1 "a"\nENTRY e {\n ROOT p = f32[2] parameter(0),'
         f" metadata={{stack_frame_id={frame}}}\n}}"
     ).entry.root
-    assert META[root].source == ""
+    assert root.meta.source == ""
 
 
 FRAGMENTS = [

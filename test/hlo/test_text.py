@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.instruction import META, Computation, Meta, Module
+from torch_hlo.hlo.ir.instruction import Computation, Meta, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.window import WindowDim
@@ -57,7 +57,7 @@ ROOT %2 = f32[2] add(%0, %1)"""
 def test_full_style_shows_names_and_metadata():
     x = b.parameter(0, Shape("f32", (77,)))
     y = b.sine(x)
-    META[y] = Meta("wave/1", "aten::sin", "model.py:31")
+    y.meta = Meta("wave/1", "aten::sin", "model.py:31")
     text = module_text(Module("m", Computation("main", (x,), y)), "full")
     assert (
         'ROOT %wave_1 = f32[77] sine(%parameter.0), metadata={op_name="aten::sin"'

@@ -6,7 +6,7 @@ import pytest
 
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.dim import symbol
-from torch_hlo.hlo.ir.instruction import META, Computation, Meta, Module
+from torch_hlo.hlo.ir.instruction import Computation, Meta, Module
 from torch_hlo.hlo.ir.intern import instr, interned
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.verify import VerifyError, verify
@@ -21,7 +21,7 @@ def module(root, params=(X,), **extra):
 
 def bad_meta():
     x = instr("add", (X, X), Shape("f32", (5,)))
-    META[x] = Meta("sum")
+    x.meta = Meta("sum")
     return x
 
 

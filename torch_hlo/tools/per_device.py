@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch_hlo.compiler.cost import KINDS, cost, sent
 from torch_hlo.compiler.spmd import propagate
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd
-from torch_hlo.hlo.ir import META, Instruction, Module
+from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.text.printer import computations, module_text
 
 from . import UsageError
@@ -64,9 +64,5 @@ def _members(x: Instruction) -> str:
 
 def _origin(x: Instruction) -> str:
     """What the collective is there for, as far as names tell."""
-    names = [
-        meta.op_name or meta.name
-        for o in x.operands
-        if (meta := META.get(o)) is not None and (meta.op_name or meta.name)
-    ]
+    names = [name for o in x.operands if (name := o.meta.op_name or o.meta.name)]
     return f", of {', '.join(names[:3])}" if names else ""

@@ -12,12 +12,10 @@ HEAD = 'HloModule m, num_partitions=8, frontend_attributes={mesh="x=2,y=4"}\n'
 
 def named(module: Module) -> dict[str, str]:
     """Sharding by name in the text, of the entry computation."""
-    from torch_hlo.hlo.ir.instruction import META
-
     return {
-        META[x].name: sharding_text(x["sharding"])
+        x.meta.name: sharding_text(x["sharding"])
         for x in postorder((module.entry.root,))
-        if x in META
+        if x.meta.name
     }
 
 

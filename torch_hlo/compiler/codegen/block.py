@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Shape, Size
+from torch_hlo.hlo.ir import Instruction, Shape, Size
 
 # words of the block before the sizes; OWN: see `apart`
 ARENA = 0
@@ -30,7 +30,7 @@ def blame(error: Exception, x: Instruction) -> None:
     """Say where an instruction comes from in Python, or those of a fusion, unless somebody inside
     has done so."""
     inside = x["calls"].instructions() if x.op == "fusion" else [x]
-    found = [meta for y in inside if (meta := META.get(y)) and meta.source]
+    found = [y.meta for y in inside if y.meta.source]
     if found and not any(m.source in str(error) for m in found):
         lines = dict.fromkeys(f"{m.op_name} at {m.source}" for m in found)
         error.args = (f"{error} ({', '.join(lines)})",)

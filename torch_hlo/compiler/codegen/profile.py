@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Size, Users, called, fixed
+from torch_hlo.hlo.ir import Instruction, Size, Users, called, fixed
 
 from ..llvm import system
 from .program import Program
@@ -137,8 +137,8 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
         elif i.op not in _NO_ARITHMETIC:
             flops += _elements(i)
         inside[i.op] += 1
-    metas = [m for y in (x, *reversed(_inner(x))) if (m := META.get(y)) is not None]
-    name = next((m.op_name for m in metas if m.op_name), "") or f"step {number}"
+    metas = [y.meta for y in (x, *reversed(_inner(x)))]
+    name = next((m.op_name for m in metas if m.op_name), f"step {number}")
     operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
     return Step(
         name,

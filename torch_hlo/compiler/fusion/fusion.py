@@ -14,7 +14,6 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 from __future__ import annotations
 
 from torch_hlo.hlo.ir import (
-    META,
     Computation,
     Instruction,
     Instructions,
@@ -180,8 +179,9 @@ class _Builder:
         operands = tuple(map(self._new, body.inputs))
         made = instr("fusion", operands, root.shape, kind=_kind(plan, g), calls=computation)
         # its work is the product's; what is inside may stand in other fusions, too
-        products = [y for i in g.roles if is_product(y := plan.order[i]) and y in META]
-        carry_meta(products[0] if products else results[0], made)
+        products = [y for i in g.roles if is_product(y := plan.order[i])]
+        for x in (*products, results[0]):
+            carry_meta(x, made)
         for k, x in enumerate(results):
             self.value[x] = (
                 made if len(results) == 1 else instr("get-tuple-element", (made,), x.shape, index=k)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size, round_up
+from torch_hlo.hlo.ir import Instruction, Ints, Module, Size, round_up
 
 from ..codegen import CodegenError, Place, Program
 from ..codegen.block import ALIGNMENT, HOST, Span
@@ -246,8 +246,7 @@ class GpuProgram(Program):
         return (
             ""
             if x is None
-            else f"{x.op} {x.shape}"
-            + (f" ({META[x].op_name})" if META.get(x) and META[x].op_name else "")
+            else f"{x.op} {x.shape}" + (f" ({x.meta.op_name})" if x.meta.op_name else "")
         )
 
     def _kernel(self, function: str, arguments: Sequence[str]) -> int:

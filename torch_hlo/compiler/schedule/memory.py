@@ -23,7 +23,6 @@ import numpy as np
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
-    META,
     Computation,
     Instruction,
     Shape,
@@ -461,5 +460,4 @@ def _slots(held: _Held) -> Slots:
 
 
 def _name(x: Instruction) -> str:
-    meta = META.get(x)
-    return meta.name if meta and meta.name else f"{x.op} {x.shape}"
+    return x.meta.name or f"{x.op} {x.shape}"

@@ -25,7 +25,6 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch_hlo.hlo.ir import (
-    META,
     OPCODES,
     Computation,
     Instruction,
@@ -160,7 +159,7 @@ class _Graph:
         return scope
 
     def _instruction(self, scope: _Scope, x: Instruction) -> None:
-        label = _label(x)
+        label = x.meta.name or x.op
         given = x.get("sharding")
         if given is None and _is_constant(x, scope.constants):
             scope.constants.add(x)
@@ -213,12 +212,12 @@ class _Graph:
         o = x.operands[i]
         if o not in scope.constants:
             return scope.values[o]
-        slot = self._slot(o.shape, _label(o), None, scope.manual.get(x, ()))
+        slot = self._slot(o.shape, o.meta.name or o.op, None, scope.manual.get(x, ()))
         scope.uses[x, i] = slot
         return slot
 
     def _while(self, scope: _Scope, x: Instruction) -> Tree:
-        label = _label(x)
+        label = x.meta.name or x.op
         carried = self._tree(x.shape, f"the state of {label}", x.get("sharding"), scope.manual[x])
         entering = self._operand(scope, x, 0)
         body, condition = (
@@ -237,7 +236,7 @@ class _Graph:
         return carried
 
     def _conditional(self, scope: _Scope, x: Instruction) -> Tree:
-        label = _label(x)
+        label = x.meta.name or x.op
         result = self._tree(x.shape, label, None, scope.manual[x])
         self._operand(scope, x, 0)
         scopes = scope.inner[x] = []
@@ -250,7 +249,8 @@ class _Graph:
     def _root(self, scope: _Scope) -> Tree:
         root = scope.computation.root
         if root in scope.constants:
-            return scope.uses.setdefault((root, -1), self._slot(root.shape, _label(root)))
+            slot = self._slot(root.shape, root.meta.name or root.op)
+            return scope.uses.setdefault((root, -1), slot)
         return scope.values[root]
 
     def _connect_outputs(self, module: Module) -> None:
@@ -445,11 +445,6 @@ def _with_sharding(
     elif x.op == "conditional":
         attrs["branch_computations"] = inner
     return instr(x.op, operands, x.shape, **attrs)
-
-
-def _label(x: Instruction) -> str:
-    meta = META.get(x)
-    return meta.name if meta and meta.name else x.op
 
 
 def inlined(c: Computation) -> Computation:

@@ -1,14 +1,14 @@
 """The one IR: immutable instructions; computations and modules made of them.
 
 intern.py makes instructions, build.py has a builder per opcode. Never assign to an Instruction.
-Names and source locations live in META and never change identity.
+Names and source locations are notes (Meta) and never change identity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace as with_fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_hlo.frozen import frozen
 from torch_hlo.pages import framed, page
@@ -38,9 +38,9 @@ class Instruction:
     """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a
     Computation). What is asked most of its shape can be asked of it: `x.dims` is `x.shape.dims`.
 
-    Notes that are no part of identity: `meta`, which META shows as a table, `settled`, the bits of
-    rewrites (match.py) that have nothing left to do here and below, and `below`, the postorder of
-    what it depends on once that was asked for (passes that change nothing ask again and again).
+    Notes that are no part of identity: `meta`, `settled`, the bits of rewrites (match.py) that
+    have nothing left to do here and below, and `below`, the postorder of what it depends on once
+    that was asked for (passes that change nothing ask again and again).
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Instruction:
     dtype: str  # of the shape
     dims: tuple[Size, ...]  # of the shape
     attrs: Attrs
-    meta: Meta | None
+    meta: Meta
     settled: int
     below: tuple[Instruction, ...] | None
 
@@ -139,53 +139,35 @@ Users = dict[Instruction, list[Instruction]]
 
 @frozen
 class Meta:
-    """Debug information of an instruction; not part of its identity."""
+    """Debug information of an instruction; not part of its identity. Programs share instructions:
+    what the one says that began last counts, and of one program what is said first."""
 
     name: str = ""  # preferred name in text
     op_name: str = ""  # e.g. "aten::add"
     source: str = ""  # "model.py:31"
-    age: int = field(compare=False, default_factory=lambda: META.age)
+    age: int = field(compare=False, default_factory=lambda: Meta.newest)
+    newest: ClassVar[int] = 1
 
 
-class _MetaTable:
-    """Instruction -> Meta, kept in the instructions: a pass asks for thousands. Programs share
-    instructions: what the one says that began last counts, and of one program what is said
-    first."""
+def begin_program() -> None:
+    """What is noted from now on counts more than what other programs say."""
+    Meta.newest += 1
 
-    age = 0
 
-    def begin(self) -> None:
-        self.age += 1
-
-    def __contains__(self, x: Instruction) -> bool:
-        return x.meta is not None
-
-    def __getitem__(self, x: Instruction) -> Meta:
-        if x.meta is None:
-            raise KeyError(x)
-        return x.meta
-
-    def __setitem__(self, x: Instruction, meta: Meta) -> None:
+def noted(x: Instruction, meta: Meta) -> bool:
+    """Note `meta`, unless something as new is known. Whether it is what counts now."""
+    new = x.meta.age < meta.age
+    if new:
         x.meta = meta
-
-    def get(self, x: Instruction) -> Meta | None:
-        return x.meta
-
-    def setdefault(self, x: Instruction, meta: Meta) -> bool:
-        """Whether `meta` is what counts now."""
-        new = x.meta is None or x.meta.age < meta.age
-        if new:
-            x.meta = meta
-        return new
-
-
-META: _MetaTable = _MetaTable()
+    return new
 
 
 def carry_meta(old: Instruction, new: Instruction) -> None:
     """Names and source locations follow a rewrite."""
-    if old.meta is not None:
-        META.setdefault(new, old.meta)
+    noted(new, old.meta)
+
+
+UNKNOWN = Meta(age=0)  # of new instructions
 
 
 @frozen

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..text.printer import instruction_text, module_text
-from .instruction import DEFAULTS, Attrs, Instruction, carry_meta, install_text, postorder
+from .instruction import (
+    DEFAULTS,
+    UNKNOWN,
+    Attrs,
+    Instruction,
+    carry_meta,
+    install_text,
+    postorder,
+)
 from .opcodes import OPCODES
 from .shape import Shape
 
@@ -71,7 +79,7 @@ def interned(
         found.shape = shape
         found.dtype = shape.dtype
         found.dims = shape.dims
-        found.meta = None
+        found.meta = UNKNOWN
         found.settled = 0
         found.below = None
     _INTERNED[key] = found

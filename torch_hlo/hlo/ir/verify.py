@@ -9,7 +9,7 @@ immutable and holds its root). What passed once is not looked at again: instruct
 from ..sharding.sharding import Placement, Sharding, ShardingError
 from .dim import Dim, symbol, symbols
 from .infer import ShapeError, compatible
-from .instruction import DEFAULTS, META, Computation, Instruction, Module, called, outputs
+from .instruction import DEFAULTS, Computation, Instruction, Module, called, outputs
 from .literal import Literal
 from .match import new_mark
 from .opcodes import OPCODES
@@ -53,7 +53,7 @@ def _verify_computation(c: Computation) -> list[Computation]:
             try:
                 _verify_instruction(x)
             except (ShapeError, VerifyError) as error:
-                name = META[x].name if x in META and META[x].name else f"#{position}"
+                name = x.meta.name or f"#{position}"
                 raise VerifyError(f"{x.op} ({name} of computation {c.name}): {error}") from None
             x.settled |= _VERIFIED
         if x.attrs:

@@ -17,7 +17,6 @@ from typing import Any
 from torch_hlo.frozen import frozen
 
 from ..ir import (
-    META,
     Computation,
     Dim,
     Instruction,
@@ -30,6 +29,7 @@ from ..ir import (
     build as b,
     instr,
     needs,
+    noted,
     parameters_of,
     postorder,
     symbol,
@@ -324,7 +324,7 @@ class Converter:
                 if at + k < len(op.types) and (q := op.types[at + k].quantized) is not None:
                     scope.quantized[name, k] = q
                 if not name.isdigit():
-                    META.setdefault(results[at + k], Meta(name))
+                    noted(results[at + k], Meta(name))
             at += count
         return results
 

@@ -2,7 +2,7 @@
 
     module = parse_module(text)        # ParseError with line, column and a caret
 
-Read but without effect: layouts inside the program, tilings, schedules, metadata (kept in META),
+Read but without effect: layouts inside the program, tilings, schedules, metadata (kept as notes),
 device placement of the header. A layout other than row-major of an entry parameter or result is
 kept on its shape, next to a `copy` from or to the row-major array (values of arrays are logical
 everywhere, so such a copy changes no value). A `bitcast` between layouts becomes transposes.
@@ -17,7 +17,6 @@ from typing import Any
 
 from ..ir import (
     COMMON_ATTRS,
-    META,
     OPCODES,
     Computation,
     Dim,
@@ -28,6 +27,7 @@ from ..ir import (
     Module,
     Shape,
     ShapeError,
+    begin_program,
     has_effect,
     instr,
     lost_effect,
@@ -102,7 +102,7 @@ def parse_computation(text: str) -> Computation:
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        META.begin()
+        begin_program()
         self.s = Scanner(text)
         self.blocks: dict[str, _Block] = {}
         self.built: dict[str, Computation] = {}
@@ -563,7 +563,7 @@ class _Parser:
             source += ":" + fields["source_line"]
         if not source and "stack_frame_id" in fields:
             source = self._frame(fields["stack_frame_id"])
-        META[x] = Meta(line.name, fields.get("op_name", ""), source)
+        x.meta = Meta(line.name, fields.get("op_name", ""), source)
 
     def _frame(self, frame: str) -> str:
         def number(table: str, row: str, key: str) -> str:

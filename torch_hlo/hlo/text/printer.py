@@ -1,7 +1,7 @@
 """Programs as text in XLA's HLO syntax.
 
     module_text(m)                 # canonical: names are opcode.number; what XLA's parser reads
-    module_text(m, style="full")   # names and metadata from META
+    module_text(m, style="full")   # names and metadata from notes
     module_text(m, style="xla")    # canonical, with shardings as XLA's tile assignments
     module_text(m, style="short")  # for tests: %0, %1, …; of one computation just the lines
 
@@ -20,7 +20,6 @@ import numpy as np
 
 from ..ir.dim import Dim, Size
 from ..ir.instruction import (
-    META,
     Computation,
     Instruction,
     Module,
@@ -156,8 +155,7 @@ def _identifier(name: str) -> str:
 
 
 def _own_name(x: Instruction) -> str:
-    meta = META.get(x)
-    return _identifier(meta.name) if meta else ""
+    return _identifier(x.meta.name)
 
 
 def _unique(name: str, taken: set[str]) -> str:
@@ -366,8 +364,8 @@ _ATTRIBUTES: dict[str, Callable[[Any], str]] = {
 
 
 def _metadata(x: Instruction) -> str:
-    meta = META.get(x)
-    if meta is None or not (meta.op_name or meta.source):
+    meta = x.meta
+    if not (meta.op_name or meta.source):
         return ""
     fields = [f"op_name={quoted(meta.op_name)}"] if meta.op_name else []
     if meta.source:

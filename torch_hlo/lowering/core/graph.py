@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch_hlo.hlo.ir import (
-    META,
     Computation,
     Instruction,
     Ints,
     Meta,
     Module,
     Shape,
+    begin_program,
     instr,
+    noted,
     tuple_shape,
 )
 from torch_hlo.hlo.ir.build import full
@@ -193,7 +194,7 @@ def lower(
       program for many devices. Raises LoweringError when an op
     has no lowering or the lowering does not give the recorded shapes.
     """
-    META.begin()
+    begin_program()
     mesh, leaf_shardings, output_shardings = placed or (None, (), ())
     values: dict[int, Instruction | Weak] = {}
     params = []
@@ -300,9 +301,9 @@ def _lower_node(
                 f" {want}{_at(node)}"
             )
     meta = Meta("", str(node.target), node.source)
-    stack = [x for x in flat if x is not None and META.setdefault(x, meta)]
+    stack = [x for x in flat if x is not None and noted(x, meta)]
     while stack:  # what they are made of comes from this line, too
-        stack += [o for o in stack.pop().operands if o.operands and META.setdefault(o, meta)]
+        stack += [o for o in stack.pop().operands if o.operands and noted(o, meta)]
     return flat
 
 
