@@ -70,6 +70,7 @@ from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
 from . import steps
+from .around import around
 
 Same = Callable[[Any], bool]  # of the frame's variables: whether a graph is still right
 
@@ -87,51 +88,40 @@ _GLOBAL_HOOKS = [d for name, d in vars(modules).items() if name.startswith("_glo
 def complete() -> None:
     """Add the guards, for graphs that are made from here on."""
     kind = UserDefinedObjectVariable
-    kind.var_getattr = _guarding_functions(kind.var_getattr)
-    kind.call_method = _guarding_functions(kind.call_method)
-    builder.make_dupe_guard = _one_object(builder.make_dupe_guard)
-    GuardBuilder.DUPLICATE_INPUT = _each_pair(GuardBuilder.DUPLICATE_INPUT)
+    around(kind, "var_getattr call_method", _guarding_functions)
+    around(builder, "make_dupe_guard", _one_object)
+    around(GuardBuilder, "DUPLICATE_INPUT", _each_pair)
     for seen in (kind, UserDefinedClassVariable):
-        seen.__init__ = _noting_classes(seen.__init__)
-    frame = InstructionTranslatorBase
-    frame.load_builtin_from_argval = _noting_builtins(frame.load_builtin_from_argval)
-    frame.import_source = _noting_modules(frame.import_source)
-    functions.LocalGeneratorObjectVariable.reconstruct = _refusing_generators(
-        functions.LocalGeneratorObjectVariable.reconstruct
-    )
+        around(seen, "__init__", _noting_classes)
+    around(InstructionTranslatorBase, "load_builtin_from_argval", _noting_builtins)
+    around(InstructionTranslatorBase, "import_source", _noting_modules)
+    around(functions.LocalGeneratorObjectVariable, "reconstruct", _refusing_generators)
+    whole = symbolic_convert.InstructionTranslator
     name = "replace_tos_if_return_is_generator"
-    setattr(symbolic_convert.InstructionTranslator, name, lambda self: None)
+    setattr(whole, name, lambda self: None)
     number = getattr(user_defined, "UserDefinedConstantVariable", None)  # new in 2.13
     if number is not None:
-        number.as_proxy = _plain_numbers(number.as_proxy)
-    builtin = variables.BuiltinVariable
-    builtin.call_isinstance = _noting_abstract(builtin.call_isinstance)
-    builtin.call_issubclass = _noting_abstract(builtin.call_issubclass)
-    tensor = variables.TensorVariable
-    tensor.call_method = _noting_methods(tensor.call_method)
-    tensor.var_getattr = _without_versions(tensor.var_getattr)
-    cached = functions.WrapperUserFunctionVariable
-    cached.call_function = _asking_caches(cached.call_function)
-    name = "getitem_const_raise_exception_if_absent"
-    setattr(ConstDictVariable, name, _guarding_keys(getattr(ConstDictVariable, name)))
-    GuardBuilder.GLOBAL_STATE = _with_surroundings(GuardBuilder.GLOBAL_STATE)
-    ordered = GuardBuilder.requires_key_order_guarding
-    GuardBuilder.requires_key_order_guarding = _unless_empty(ordered)
-    GuardBuilder.EQUALS_MATCH = _with_signs(GuardBuilder.EQUALS_MATCH)
-    GuardBuilder.TYPE_MATCH = _with_order(GuardBuilder.TYPE_MATCH)
+        around(number, "as_proxy", _plain_numbers)
+    around(variables.BuiltinVariable, "call_isinstance call_issubclass", _noting_abstract)
+    around(variables.TensorVariable, "call_method", _noting_methods)
+    around(variables.TensorVariable, "var_getattr", _without_versions)
+    around(functions.WrapperUserFunctionVariable, "call_function", _asking_caches)
+    around(ConstDictVariable, "getitem_const_raise_exception_if_absent", _guarding_keys)
+    around(GuardBuilder, "GLOBAL_STATE", _with_surroundings)
+    around(GuardBuilder, "requires_key_order_guarding", _unless_empty)
+    around(GuardBuilder, "EQUALS_MATCH", _with_signs)
+    around(GuardBuilder, "TYPE_MATCH", _with_order)
     for numpy in (True, False):
         wrappers = builder.VariableBuilder._type_dispatch_impl(numpy)
-        wrappers[deque] = _with_length(wrappers[deque])
-        wrappers[list] = _appending(wrappers[list])
-    kind = SideEffects
-    kind._get_modified_vars = _without_appended(kind._get_modified_vars)
-    kind.codegen_update_mutated = _with_appended(kind.codegen_update_mutated)
+        for sort, wrap in ((deque, _with_length), (list, _appending)):
+            wrappers[sort] = functools.partial(wrap, wrappers[sort])
+    around(SideEffects, "_get_modified_vars", _without_appended)
+    around(SideEffects, "codegen_update_mutated", _with_appended)
     trace_rules.get_mod_inlinelist().add(Path(__file__).as_posix())
     _copies_whole()
     polyfills.accumulate_grad = _dense(polyfills.accumulate_grad)
-    whole = symbolic_convert.InstructionTranslator
-    whole.call_function = _delaying(whole.call_function)
-    OutputGraph.codegen_suffix = _with_delayed(OutputGraph.codegen_suffix)
+    around(whole, "call_function", _delaying)
+    around(OutputGraph, "codegen_suffix", _with_delayed)
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
 
@@ -172,62 +162,47 @@ def _only_attributes(kind: type) -> bool:
     )
 
 
-def _one_object(make: Callable) -> Callable:
+def _one_object(make: Callable, name: Source, other: Source | None) -> Callable | None:
     """The guard that two names mean one object, as they do while Dynamo traces: it knows the object
     by the first. Dynamo makes none where one of the two is global and the other is not."""
-
-    @functools.wraps(make)
-    def making(name: Source, other: Source | None) -> Callable | None:
-        found = make(name, other)
-        if found is None and other is not None and other != name:
-            return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other)
-        return found
-
-    return making
+    found = make(name, other)
+    if found is None and other is not None and other != name:
+        return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other)
+    return found
 
 
-def _each_pair(match: Callable) -> Callable:
+def _each_pair(match: Callable, self: GuardBuilder, guard: Any, source_b: Source) -> None:
     """The same guard for what was found in an optimizer, where Dynamo leaves it out: the optimizer
     may have a parameter that the module has no more."""
-
-    @functools.wraps(match)
-    def matching(self: GuardBuilder, guard: Any, source_b: Source) -> None:
-        match(self, guard, source_b)
-        sources = source_b, guard.originating_source
-        pair = self.arg_ref(source_b.name), self.arg_ref(guard)
-        known = self._cached_duplicate_input_guards
-        if any(map(is_from_optimizer_source, sources)) and pair not in known:
-            known |= {pair, pair[::-1]}
-            code = " is ".join(pair)
-            self.object_aliasing_guard_codes.append((code, code))
-
-    return matching
+    match(self, guard, source_b)
+    sources = source_b, guard.originating_source
+    pair = self.arg_ref(source_b.name), self.arg_ref(guard)
+    known = self._cached_duplicate_input_guards
+    if any(map(is_from_optimizer_source, sources)) and pair not in known:
+        known |= {pair, pair[::-1]}
+        code = " is ".join(pair)
+        self.object_aliasing_guard_codes.append((code, code))
 
 
-def _guarding_functions(method: Callable) -> Callable:
+def _guarding_functions(
+    method: Callable, self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any, **kwargs: Any
+) -> Any:
     """`var_getattr` or `call_method` of an object, with a guard on the function of its class that
     is found."""
-
-    @functools.wraps(method)
-    def guarding(
-        self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any, **kwargs: Any
-    ) -> Any:
-        kind = type(self.value)
-        if name == "__dict__" and self.source is not None:
-            install_guard(self.source.make_guard(_same_names))
-        if self.source is not None and not kind.__module__.startswith(_FIXED):
-            function = inspect.getattr_static(kind, name, None)
-            source = AttrSource(TypeSource(self.source), name)
-            if isinstance(function, classmethod):
-                source = AttrSource(source, "__func__")
-            if isinstance(function, (types.FunctionType, staticmethod, classmethod)):
-                install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
-            if function is None and hasattr(kind, "__getattr__") and _lacks(self.value, name):
-                absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
-                install_guard(self.source.make_guard(absent))
-        return method(self, tx, name, *args, **kwargs)
-
-    return guarding
+    kind = type(self.value)
+    if name == "__dict__" and self.source is not None:
+        install_guard(self.source.make_guard(_same_names))
+    if self.source is not None and not kind.__module__.startswith(_FIXED):
+        function = inspect.getattr_static(kind, name, None)
+        source = AttrSource(TypeSource(self.source), name)
+        if isinstance(function, classmethod):
+            source = AttrSource(source, "__func__")
+        if isinstance(function, (types.FunctionType, staticmethod, classmethod)):
+            install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+        if function is None and hasattr(kind, "__getattr__") and _lacks(self.value, name):
+            absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+            install_guard(self.source.make_guard(absent))
+    return method(self, tx, name, *args, **kwargs)
 
 
 def _same_names(builder: GuardBuilder, guard: Any) -> None:
@@ -243,38 +218,32 @@ def _lacks(value: object, name: str) -> bool:
     return not isinstance(value, torch.nn.Module) and name not in getattr(value, "__dict__", [name])
 
 
-def _guarding_keys(method: Callable) -> Callable:
+def _guarding_keys(
+    method: Callable, self: ConstDictVariable, tx: Any, key: VariableTracker
+) -> VariableTracker:
     """What a dictionary has at a key, with a guard if that is missing."""
-
-    @functools.wraps(method)
-    def guarding(self: ConstDictVariable, tx: Any, key: VariableTracker) -> VariableTracker:
-        if key not in self:
-            self.install_dict_contains_guard(tx, [key])
-        return method(self, tx, key)
-
-    return guarding
+    if key not in self:
+        self.install_dict_contains_guard(tx, [key])
+    return method(self, tx, key)
 
 
-def _asking_caches(call: Callable) -> Callable:
+def _asking_caches(
+    call: Callable, self: Any, tx: Any, args: Sequence, kwargs: dict
+) -> VariableTracker:
     """A call of a function with a cache of its results, which Dynamo leaves out: the guard asks the
     cache."""
-
-    @functools.wraps(call)
-    def asking(self: Any, tx: Any, args: Sequence, kwargs: dict) -> VariableTracker:
-        function = self.wrapper_obj
-        if not hasattr(function, "cache_info") or function.__module__.startswith("torch."):
-            return call(self, tx, args, kwargs)
-        try:
-            given = [x.as_python_constant() for x in (*self.self_args(), *args)]
-            named = {name: x.as_python_constant() for name, x in kwargs.items()}
-        except NotImplementedError:
-            steps.end_graph("a cache is asked with arguments that may change", str(function))
-        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
-        asked = functools.partial(function, *given, **named)
-        source = CallFunctionNoArgsSource(GlobalSource(tx.output.install_global("asked", asked)))
-        return VariableTracker.build(tx, asked(), source)
-
-    return asking
+    function = self.wrapper_obj
+    if not hasattr(function, "cache_info") or function.__module__.startswith("torch."):
+        return call(self, tx, args, kwargs)
+    try:
+        given = [x.as_python_constant() for x in (*self.self_args(), *args)]
+        named = {name: x.as_python_constant() for name, x in kwargs.items()}
+    except NotImplementedError:
+        steps.end_graph("a cache is asked with arguments that may change", str(function))
+    install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+    asked = functools.partial(function, *given, **named)
+    source = CallFunctionNoArgsSource(GlobalSource(tx.output.install_global("asked", asked)))
+    return VariableTracker.build(tx, asked(), source)
 
 
 class _Surroundings:
@@ -295,159 +264,122 @@ class _Surroundings:
         return vars(context).setdefault("torch_hlo_surroundings", _Surroundings())
 
 
-def _noting_classes(begin: Callable) -> Callable:
+def _noting_classes(
+    begin: Callable, self: VariableTracker, value: Any, *args: Any, **kwargs: Any
+) -> None:
     """The `__init__` of the variable of an object or a class."""
-
-    @functools.wraps(begin)
-    def noting(self: VariableTracker, value: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, value, *args, **kwargs)
-        if isinstance(value, torch.fx.GraphModule) and self.source is None:
-            return  # Dynamo's own, of a loop
-        kind = value if isinstance(value, type) else type(value)
-        _Surroundings.of(TracingContext.try_get()).kinds[kind] = None
-
-    return noting
+    begin(self, value, *args, **kwargs)
+    if isinstance(value, torch.fx.GraphModule) and self.source is None:
+        return  # Dynamo's own, of a loop
+    kind = value if isinstance(value, type) else type(value)
+    _Surroundings.of(TracingContext.try_get()).kinds[kind] = None
 
 
-def _noting_builtins(load: Callable) -> Callable:
+def _noting_builtins(load: Callable, self: InstructionTranslatorBase, name: str) -> VariableTracker:
     """The variable of a builtin that a function names."""
-
-    @functools.wraps(load)
-    def noting(self: InstructionTranslatorBase, name: str) -> VariableTracker:
-        scope = self.f_globals
-        noted = _Surroundings.of(TracingContext.try_get()).builtins
-        if name not in scope:
-            noted.setdefault(id(scope), (scope, set()))[1].add(name)
-        return load(self, name)
-
-    return noting
+    scope = self.f_globals
+    noted = _Surroundings.of(TracingContext.try_get()).builtins
+    if name not in scope:
+        noted.setdefault(id(scope), (scope, set()))[1].add(name)
+    return load(self, name)
 
 
-def _noting_modules(find: Callable) -> Callable:
+def _noting_modules(find: Callable, self: InstructionTranslatorBase, name: str) -> GlobalSource:
     """The name of a module that a function imports."""
-
-    @functools.wraps(find)
-    def noting(self: InstructionTranslatorBase, name: str) -> GlobalSource:
-        found = sys.modules.get(name)
-        alias, scope = f"__import_{name.replace('.', '_dot_')}", self.output.global_scope
-        if scope.get(alias, found) is not found:  # another has taken its place
-            del scope[alias]
-            symbolic_convert._import_module.cache_clear()
-        _Surroundings.of(TracingContext.try_get()).modules[name] = found
-        return find(self, name)
-
-    return noting
+    found = sys.modules.get(name)
+    alias, scope = f"__import_{name.replace('.', '_dot_')}", self.output.global_scope
+    if scope.get(alias, found) is not found:  # another has taken its place
+        del scope[alias]
+        symbolic_convert._import_module.cache_clear()
+    _Surroundings.of(TracingContext.try_get()).modules[name] = found
+    return find(self, name)
 
 
-def _noting_methods(call: Callable) -> Callable:
+def _noting_methods(
+    call: Callable, self: VariableTracker, tx: Any, name: str, *args: Any, **kwargs: Any
+) -> VariableTracker:
     """A call of a tensor's method."""
-
-    @functools.wraps(call)
-    def noting(
-        self: VariableTracker, tx: Any, name: str, *args: Any, **kwargs: Any
-    ) -> VariableTracker:
-        _Surroundings.of(TracingContext.try_get()).methods.add(name)
-        return call(self, tx, name, *args, **kwargs)
-
-    return noting
+    _Surroundings.of(TracingContext.try_get()).methods.add(name)
+    return call(self, tx, name, *args, **kwargs)
 
 
-def _plain_numbers(value: Callable) -> Callable:
+def _plain_numbers(value: Callable, self: Any) -> Any:
     """A number of a class of its own, where an operation takes it: Dynamo leaves out how such a
     class adds or multiplies."""
-
-    @functools.wraps(value)
-    def taking(self: Any) -> Any:
-        classes = [c for c in type(self.value).__mro__ if c.__module__ != "builtins"]
-        if any(_ARITHMETIC & vars(c).keys() for c in classes):
-            steps.end_graph("a number of a class of its own", str(type(self.value)))
-        return value(self)
-
-    return taking
+    classes = [c for c in type(self.value).__mro__ if c.__module__ != "builtins"]
+    if any(_ARITHMETIC & vars(c).keys() for c in classes):
+        steps.end_graph("a number of a class of its own", str(type(self.value)))
+    return value(self)
 
 
-def _noting_abstract(ask: Callable) -> Callable:
+def _noting_abstract(
+    ask: Callable, self: Any, tx: Any, x: VariableTracker, kind: VariableTracker
+) -> Any:
     """`isinstance` or `issubclass`, of classes that answer themselves."""
-
-    @functools.wraps(ask)
-    def asking(self: Any, tx: Any, x: VariableTracker, kind: VariableTracker) -> Any:
-        asked = kind.as_python_constant() if kind.is_python_constant() else ()
-        for c in pytree.tree_leaves(asked):
-            how = (
-                getattr(type(c), "__instancecheck__", None),
-                getattr(type(c), "__subclasscheck__", None),
-            )
-            if isinstance(c, abc.ABCMeta):
-                _Surroundings.of(TracingContext.try_get()).abstract = True
-            elif isinstance(c, type) and not type(c).__module__.startswith(_FIXED):
-                if how != (type.__instancecheck__, type.__subclasscheck__):
-                    steps.end_graph("a class that says what is an instance of it", str(c))
-        return ask(self, tx, x, kind)
-
-    return asking
+    asked = kind.as_python_constant() if kind.is_python_constant() else ()
+    for c in pytree.tree_leaves(asked):
+        how = (
+            getattr(type(c), "__instancecheck__", None),
+            getattr(type(c), "__subclasscheck__", None),
+        )
+        if isinstance(c, abc.ABCMeta):
+            _Surroundings.of(TracingContext.try_get()).abstract = True
+        elif isinstance(c, type) and not type(c).__module__.startswith(_FIXED):
+            if how != (type.__instancecheck__, type.__subclasscheck__):
+                steps.end_graph("a class that says what is an instance of it", str(c))
+    return ask(self, tx, x, kind)
 
 
-def _without_versions(attribute: Callable) -> Callable:
+def _without_versions(
+    attribute: Callable, self: VariableTracker, tx: Any, name: str
+) -> VariableTracker:
     """An attribute of a tensor. How often it was written is asked outside of graphs: Dynamo takes
     what it is now for a constant."""
-
-    @functools.wraps(attribute)
-    def finding(self: VariableTracker, tx: Any, name: str) -> VariableTracker:
-        if name == "_version":
-            steps.end_graph("a tensor's version", str(self.source))
-        return attribute(self, tx, name)
-
-    return finding
+    if name == "_version":
+        steps.end_graph("a tensor's version", str(self.source))
+    return attribute(self, tx, name)
 
 
-def _refusing_generators(write: Callable) -> Callable:
+def _refusing_generators(write: Callable, self: Any, codegen: Any) -> None:
     """Bytecode for a generator that leaves the graph. Dynamo runs it to its end, with what its
     variables hold now."""
-
-    @functools.wraps(write)
-    def writing(self: Any, codegen: Any) -> None:
-        if not self.inline_tracer.generator_exhausted:
-            steps.end_graph("a generator that leaves the graph", str(self))
-        write(self, codegen)
-
-    return writing
+    if not self.inline_tracer.generator_exhausted:
+        steps.end_graph("a generator that leaves the graph", str(self))
+    write(self, codegen)
 
 
-def _with_surroundings(match: Callable) -> Callable:
+def _with_surroundings(
+    match: Callable, self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any
+) -> None:
     """The guard on PyTorch's modes, which every graph has."""
-
-    @functools.wraps(match)
-    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
-        match(self, guard, *args, **kwargs)
-        graph = self.check_fn_manager.output_graph
-        seen = _Surroundings.of(getattr(graph, "tracing_context", None))
-        kinds, hidden = list(seen.kinds), list(seen.builtins.values())
-        written = _Unchanged(
-            [
-                *_classes([*kinds, torch.Tensor]),
-                *(scope for scope, _ in hidden),
-                *_GLOBAL_HOOKS,
-                vars(builtins),
-                sys.modules,
-            ],
-            [
-                _same_functions(kinds),
-                _same_builtins(hidden),
-                _same_hooks(),
-                _same_values(sys.modules, seen.modules),
-                _same_values(vars(torch.Tensor), seen.methods),
-            ],
-        )
-        present = functools.partial(_present, kinds, seen.abstract)
-        before = present()
-        said = "functions and bases of classes, names that hide builtins, hooks of all modules"
-        self.guard_manager.root.add_lambda_guard(
-            lambda scope: written(scope) and present() == before,
-            [f"{said}, autocast's dtypes"],
-            None,
-        )
-
-    return matching
+    match(self, guard, *args, **kwargs)
+    graph = self.check_fn_manager.output_graph
+    seen = _Surroundings.of(getattr(graph, "tracing_context", None))
+    kinds, hidden = list(seen.kinds), list(seen.builtins.values())
+    written = _Unchanged(
+        [
+            *_classes([*kinds, torch.Tensor]),
+            *(scope for scope, _ in hidden),
+            *_GLOBAL_HOOKS,
+            vars(builtins),
+            sys.modules,
+        ],
+        [
+            _same_functions(kinds),
+            _same_builtins(hidden),
+            _same_hooks(),
+            _same_values(sys.modules, seen.modules),
+            _same_values(vars(torch.Tensor), seen.methods),
+        ],
+    )
+    present = functools.partial(_present, kinds, seen.abstract)
+    before = present()
+    said = "functions and bases of classes, names that hide builtins, hooks of all modules"
+    self.guard_manager.root.add_lambda_guard(
+        lambda scope: written(scope) and present() == before,
+        [f"{said}, autocast's dtypes"],
+        None,
+    )
 
 
 class _Unchanged:
@@ -527,43 +459,28 @@ def _present(kinds: Sequence[type], abstract: bool) -> list:
     return [*dtypes, abstract and abc.get_cache_token(), *map(_MRO, kinds)]
 
 
-def _unless_empty(ordered: Callable) -> Callable:
+def _unless_empty(ordered: Callable, self: GuardBuilder, source: Source) -> bool:
     """Whether the order of a dictionary's keys is guarded. Where it is, all other guards are left
     out if the dictionary is empty: those of its class, too."""
-
-    @functools.wraps(ordered)
-    def is_ordered(self: GuardBuilder, source: Source) -> bool:
-        return ordered(self, source) and self.get(source) != {}
-
-    return is_ordered
+    return ordered(self, source) and self.get(source) != {}
 
 
-def _with_signs(match: Callable) -> Callable:
+def _with_signs(match: Callable, self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
     """The guard that a value is equal to what it was, which 0.0 is to -0.0."""
-
-    @functools.wraps(match)
-    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
-        match(self, guard, *args, **kwargs)
-        value = self.get(guard)
-        if type(value) is float and value == 0:
-            sign = math.copysign(1.0, value)
-            self.get_guard_manager(guard).add_lambda_guard(
-                lambda x: math.copysign(1.0, x) == sign, [f"{guard.name} is {value}"], None
-            )
-
-    return matching
+    match(self, guard, *args, **kwargs)
+    value = self.get(guard)
+    if type(value) is float and value == 0:
+        sign = math.copysign(1.0, value)
+        self.get_guard_manager(guard).add_lambda_guard(
+            lambda x: math.copysign(1.0, x) == sign, [f"{guard.name} is {value}"], None
+        )
 
 
-def _with_length(wrap: Callable) -> Callable:
+def _with_length(wrap: Callable, self: builder.VariableBuilder, value: deque) -> VariableTracker:
     """The variable of a deque, which keeps no more than the deque does."""
-
-    @functools.wraps(wrap)
-    def wrapped(self: builder.VariableBuilder, value: deque) -> VariableTracker:
-        found = wrap(self, value)
-        found.maxlen = ConstantVariable.create(value.maxlen)
-        return found
-
-    return wrapped
+    found = wrap(self, value)
+    found.maxlen = ConstantVariable.create(value.maxlen)
+    return found
 
 
 class AppendedList(ListVariable):
@@ -595,86 +512,66 @@ class AppendedList(ListVariable):
         return ConstantVariable.create(None)
 
 
-def _appending(wrap: Callable) -> Callable:
+def _appending(wrap: Callable, self: builder.VariableBuilder, value: Any) -> VariableTracker:
     """The variable of a list or tuple that is about to be used."""
-
-    @functools.wraps(wrap)
-    def wrapping(self: builder.VariableBuilder, value: Any) -> VariableTracker:
-        kept = vars(self.tx.speculation_log)  # while the trace begins anew
-        read = kept.setdefault("torch_hlo_read", set())
-        how = self.tx.current_instruction
-        if type(value) is not list or how.argval != "append" or self.source.name in read:
-            return wrap(self, value)
-        turns = kept.setdefault("torch_hlo_turns", itertools.count())
-        self.install_guards(GuardBuilder.TYPE_MATCH)
-        kind = variables.base.ValueMutationExisting()
-        found = AppendedList(read, turns, source=self.source, mutation_type=kind)
-        return self.tx.output.side_effects.track_mutable(value, found)
-
-    return wrapping
+    kept = vars(self.tx.speculation_log)  # while the trace begins anew
+    read = kept.setdefault("torch_hlo_read", set())
+    how = self.tx.current_instruction
+    if type(value) is not list or how.argval != "append" or self.source.name in read:
+        return wrap(self, value)
+    turns = kept.setdefault("torch_hlo_turns", itertools.count())
+    self.install_guards(GuardBuilder.TYPE_MATCH)
+    kind = variables.base.ValueMutationExisting()
+    found = AppendedList(read, turns, source=self.source, mutation_type=kind)
+    return self.tx.output.side_effects.track_mutable(value, found)
 
 
-def _without_appended(modified: Callable) -> Callable:
-    return lambda self: [x for x in modified(self) if type(x) is not AppendedList]
+def _without_appended(modified: Callable, self: SideEffects) -> list[VariableTracker]:
+    return [x for x in modified(self) if type(x) is not AppendedList]
 
 
-def _with_appended(write: Callable) -> Callable:
+def _with_appended(write: Callable, self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
     """Bytecode that does outside what was done inside."""
-
-    @functools.wraps(write)
-    def writing(self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
-        lists = [x for x in self.id_to_variable.values() if type(x) is AppendedList]
-        done = [(turn, x, value) for x in lists for turn, value in x.appended]
-        done.sort(key=operator.itemgetter(0), reverse=True)
-        for _, x, value in done:
-            cg(x.source)
-            cg.load_method("append")
-            cg(value)
-        write(self, cg, *args, **kwargs)
-        for _ in done:
-            cg.extend_output([*create_call_method(1), create_instruction("POP_TOP")])
-
-    return writing
+    lists = [x for x in self.id_to_variable.values() if type(x) is AppendedList]
+    done = [(turn, x, value) for x in lists for turn, value in x.appended]
+    done.sort(key=operator.itemgetter(0), reverse=True)
+    for _, x, value in done:
+        cg(x.source)
+        cg.load_method("append")
+        cg(value)
+    write(self, cg, *args, **kwargs)
+    for _ in done:
+        cg.extend_output([*create_call_method(1), create_instruction("POP_TOP")])
 
 
-def _with_order(match: Callable) -> Callable:
+def _with_order(match: Callable, self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
     """The guard that a value has the type that it had. Dynamo's guards on the order of keys do not
     see `OrderedDict.move_to_end`."""
-
-    @functools.wraps(match)
-    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
-        match(self, guard, *args, **kwargs)
-        value = self.get(guard)
-        if type(value) is OrderedDict and len(value) > 1:
-            order, known = list(value), ref(value)
-            self.guard_manager.root.add_lambda_guard(
-                lambda scope: (d := known()) is None or list(d) == order,
-                [f"the order of {guard.name}"],
-                None,
-            )
-
-    return matching
+    match(self, guard, *args, **kwargs)
+    value = self.get(guard)
+    if type(value) is OrderedDict and len(value) > 1:
+        order, known = list(value), ref(value)
+        self.guard_manager.root.add_lambda_guard(
+            lambda scope: (d := known()) is None or list(d) == order,
+            [f"the order of {guard.name}"],
+            None,
+        )
 
 
 _LAST = {"LOAD_FAST", "LOAD_CONST", "BUILD_TUPLE", "BUILD_LIST", "POP_TOP"}
 _GIVEN = (variables.ConstantVariable, variables.TensorVariable)
 
 
-def _delaying(call: Callable) -> Callable:
+def _delaying(call: Callable, self: Any, fn: VariableTracker, args: list, kwargs: dict) -> None:
     """A call at the end of the function that Dynamo does not look into: it is made after the graph.
     What it reads has been written by then, and nothing that it writes is read after it: only local
     variables are returned. So it may do what it likes."""
-
-    @functools.wraps(call)
-    def delaying(self: Any, fn: VariableTracker, args: list, kwargs: dict) -> None:
-        if not kwargs and _is_opaque(fn) and _is_last(self):
-            if all(isinstance(x.realize(), _GIVEN) for x in args):
-                self.debug_locals.append((fn, args))
-                self.push(variables.ConstantVariable.create(None))
-                return
-        call(self, fn, args, kwargs)
-
-    return delaying
+    if not kwargs and _is_opaque(fn) and _is_last(self):
+        if all(isinstance(x.realize(), _GIVEN) for x in args):
+            self.debug_locals.append((fn, args))
+            self.push(variables.ConstantVariable.create(None))
+            return
+    call(self, fn, args, kwargs)
 
 
 def _is_opaque(fn: Any) -> bool:
@@ -691,19 +588,16 @@ def _is_last(frame: Any) -> bool:
     return simple and first == "POP_TOP" and not frame.block_stack
 
 
-def _with_delayed(write: Callable) -> Callable:
+def _with_delayed(
+    write: Callable, self: OutputGraph, tx: Any, values: list, cg: Any, *more: Any
+) -> None:
     """Bytecode for what is left after a graph: the calls come last."""
-
-    @functools.wraps(write)
-    def writing(self: OutputGraph, tx: Any, values: list, cg: Any, *more: Any) -> None:
-        calls, tx.debug_locals = tx.debug_locals, []
-        write(self, tx, values, cg, *more)
-        tx.debug_locals = calls
-        for fn, args in calls:
-            cg.add_push_null(functools.partial(cg, fn))
-            for x in args:
-                cg(x)
-            end = create_instruction("POP_TOP")
-            cg.extend_output([*create_call_function(len(args), False), end])
-
-    return writing
+    calls, tx.debug_locals = tx.debug_locals, []
+    write(self, tx, values, cg, *more)
+    tx.debug_locals = calls
+    for fn, args in calls:
+        cg.add_push_null(functools.partial(cg, fn))
+        for x in args:
+            cg(x)
+        end = create_instruction("POP_TOP")
+        cg.extend_output([*create_call_function(len(args), False), end])

@@ -21,6 +21,7 @@ from torch.nn import Module
 from torch.utils.dlpack import DLDeviceType
 
 from . import imports, uninitialized, version
+from .around import around
 from .operators import Key
 from .registration import NAME, PLACE, name_flag
 
@@ -94,27 +95,22 @@ def _patch_inductor() -> None:
     """torch.compile without a name of a back end asks Inductor, which writes no code for this
     device: what it would be asked for is compiled as with backend="hlo". Whichever back end is
     asked, as by `cond` and `while_loop` called alone, Dynamo gets to know this device's tensors."""
-    inductor = torch._TorchCompileInductorWrapper
-    original = inductor.__call__
 
-    def knowing(make: Callable) -> Callable:
-        @functools.wraps(make)
-        def made(*args: object, **kwargs: object) -> None:
-            from torch._dynamo.backends import registry
+    def knowing(make: Callable, *args: object, **kwargs: object) -> None:
+        from torch._dynamo.backends import registry
 
-            # a checkout that is not installed has no entry points
-            own = EntryPoint(NAME, "torch_hlo.dynamo:hlo", "torch_dynamo_backends")
-            registry._BACKENDS.setdefault(NAME, own)
-            make(*args, **kwargs)
-            registry.lookup_backend(NAME)
+        # a checkout that is not installed has no entry points
+        own = EntryPoint(NAME, "torch_hlo.dynamo:hlo", "torch_dynamo_backends")
+        registry._BACKENDS.setdefault(NAME, own)
+        make(*args, **kwargs)
+        registry.lookup_backend(NAME)
 
-        return made
+    for wrapper in (torch._TorchCompileInductorWrapper, torch._TorchCompileWrapper):
+        around(wrapper, "__init__", knowing)
 
-    for wrapper in (inductor, torch._TorchCompileWrapper):
-        wrapper.__init__ = knowing(wrapper.__init__)
-
-    @functools.wraps(original)
-    def compile_graph(self: object, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
+    def compile_graph(
+        original: Callable, self: object, graph: torch.fx.GraphModule, inputs: Sequence
+    ) -> Callable:
         values = [n.meta.get("example_value") for n in graph.graph.nodes]
         if not any(isinstance(v, torch.Tensor) and v.device.type in PLACE.names for v in values):
             return original(self, graph, inputs)
@@ -122,35 +118,35 @@ def _patch_inductor() -> None:
 
         return lookup_backend(NAME)(graph, inputs)
 
-    inductor.__call__ = compile_graph
+    around(torch._TorchCompileInductorWrapper, "__call__", compile_graph)
 
 
 def follow_profiler(record: Callable[[], AbstractContextManager[Any]]) -> None:
     """PyTorch's profiler has what is recorded meanwhile, by `record`, in the traces that it
     writes."""
     kind = torch.autograd.profiler.profile
-    prepare, leave, export = kind._prepare_trace, kind.__exit__, kind.export_chrome_trace
 
-    def _prepare_trace(self: Any) -> None:
+    def prepared(prepare: Callable, self: Any) -> None:
         prepare(self)
         self._hlo = ExitStack()
         self._hlo_recording = self._hlo.enter_context(record())
 
-    def __exit__(self: Any, *error: Any) -> object:
+    def left(leave: Callable, self: Any, *error: Any) -> object:
         try:
             if hasattr(self, "_hlo"):
                 self._hlo.close()  # raises what failed on the device
         finally:
-            left = leave(self, *error)
-        return left
+            result = leave(self, *error)
+        return result
 
-    def export_chrome_trace(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
+    def exported(export: Callable, self: Any, path: str, *args: Any, **kwargs: Any) -> None:
         export(self, path, *args, **kwargs)
         if getattr(self, "_hlo_recording", None) is not None:
             self._hlo_recording.add_to(path)
 
-    for method in (_prepare_trace, __exit__, export_chrome_trace):
-        setattr(kind, method.__name__, functools.wraps(getattr(kind, method.__name__))(method))
+    around(kind, "_prepare_trace", prepared)
+    around(kind, "__exit__", left)
+    around(kind, "export_chrome_trace", exported)
     # tables are sorted by "self_cuda_time_total" too: of the devices PyTorch replaces its own names
     event = torch.autograd.profiler_util.FormattedTimesMixin
     for part in ("", "self_"):
@@ -164,7 +160,6 @@ def _patch_backward(tensor_class: type) -> None:
     # And a thread numbers the nodes of a graph that it makes by itself, so that the order of a
     # second derivative would be another one at each call: torch.func's transforms wrap tensors,
     # hence the question for the device.
-    original = torch.autograd.graph._engine_run_backward
     threads_wanted, set_threads = (
         torch._C._is_multithreading_enabled,
         torch._C._set_multithreading_enabled,
@@ -172,19 +167,20 @@ def _patch_backward(tensor_class: type) -> None:
 
     flag = name_flag() if torch.version.cuda else None
 
-    def on_cuda(*args: object, **kwargs: object) -> tuple[torch.Tensor | None, ...]:
+    def on_cuda(
+        original: Callable, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor | None, ...]:
         flag.value = False
         try:
             return original(*args, **kwargs)
         finally:
             flag.value = True
 
-    @functools.wraps(original)
     def run_backward(
-        roots: Sequence[torch.Tensor], *args: object, **kwargs: object
+        original: Callable, roots: Sequence[torch.Tensor], *args: object, **kwargs: object
     ) -> tuple[torch.Tensor | None, ...]:
         if flag is not None and any(getattr(root, "is_cuda", False) for root in roots):
-            return on_cuda(roots, *args, **kwargs)
+            return on_cuda(original, roots, *args, **kwargs)
         if not threads_wanted() or not any(
             type(root) is tensor_class
             or isinstance(root, torch.Tensor)
@@ -198,8 +194,8 @@ def _patch_backward(tensor_class: type) -> None:
         finally:
             set_threads(True)
 
-    torch.autograd.graph._engine_run_backward = run_backward
-    torch.autograd._engine_run_backward = run_backward
+    for holder in (torch.autograd.graph, torch.autograd):
+        around(holder, "_engine_run_backward", run_backward)
 
 
 def _patch_module_apply() -> None:
@@ -207,14 +203,12 @@ def _patch_module_apply() -> None:
     # tied weights stay valid: PyTorch does so when it swaps the contents of tensors. Only
     # conversions that change the device need it.
     uninitialized.patch()
-    original = Module._apply
     future = torch.__future__
 
-    @functools.wraps(original)
-    def _apply(self: Module, fn: Callable, recurse: bool = True) -> Module:
-        return uninitialized.convert(self, fn, lambda: swapping(self, fn, recurse))
+    def _apply(original: Callable, self: Module, fn: Callable, recurse: bool = True) -> Module:
+        return uninitialized.convert(self, fn, lambda: swapping(original, self, fn, recurse))
 
-    def swapping(self: Module, fn: Callable, recurse: bool) -> Module:
+    def swapping(original: Callable, self: Module, fn: Callable, recurse: bool) -> Module:
         if future.get_swap_module_params_on_conversion() or not _changes_device(self, fn):
             return original(self, fn, recurse)
         future.set_swap_module_params_on_conversion(True)
@@ -231,7 +225,7 @@ def _patch_module_apply() -> None:
             utils["swap_tensors"] = swap
             future.set_swap_module_params_on_conversion(False)
 
-    Module._apply = _apply
+    around(Module, "_apply", _apply)
 
 
 def _swap_held(swap: Callable, *pair: torch.Tensor) -> None:
@@ -251,12 +245,11 @@ def patch_fully_shard() -> None:
     mesh, of "hlo", names."""
     from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
 
-    original = _fsdp_init._get_device_from_mesh
-
-    def device(mesh: Any) -> torch.device:
+    def device(original: Callable, mesh: Any) -> torch.device:
         return PLACE.device if mesh.device_type in PLACE.names else original(mesh)
 
-    _fsdp_init._get_device_from_mesh = _fully_shard._get_device_from_mesh = device
+    for holder in (_fsdp_init, _fully_shard):
+        around(holder, "_get_device_from_mesh", device)
 
 
 def _changes_device(module: Module, fn: Callable) -> bool:
@@ -274,26 +267,20 @@ def _changes_device(module: Module, fn: Callable) -> bool:
 
 
 def _patch_default_dtype(changed: Callable[[], None]) -> None:
-    for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        original = getattr(torch._C, name)
+    def set_default(original: Callable, *args: object) -> None:
+        original(*args)
+        changed()
 
-        def function(*args: object, _original: Callable = original) -> None:
-            _original(*args)
-            changed()
-
-        setattr(torch._C, name, function)
+    around(torch._C, "_set_default_dtype _set_default_tensor_type", set_default)
 
 
 def _patch_pinned() -> None:
     # DistributedDataParallel wants its counts pinned, and any memory of the CPU counts as pinned
     # (registration.py). To other libraries, through DLPack, it is the CPU's nevertheless.
-    original = torch.Tensor.__dlpack_device__
-
-    @functools.wraps(original)
-    def __dlpack_device__(self: torch.Tensor) -> tuple[object, int]:
+    def device(original: Callable, self: torch.Tensor) -> tuple[object, int]:
         return (DLDeviceType.kDLCPU, 0) if self.device.type == "cpu" else original(self)
 
-    torch.Tensor.__dlpack_device__ = __dlpack_device__
+    around(torch.Tensor, "__dlpack_device__", device)
 
 
 def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
@@ -310,39 +297,35 @@ def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
     import torch.distributed.device_mesh as mesh
     import torch.distributed.utils as holder
 
-    original = holder._recursive_to
-
-    @functools.wraps(original)
-    def move(inputs: object, device: torch.device, side_stream: bool) -> object:
+    def move(original: Callable, inputs: object, device: torch.device, side_stream: bool) -> object:
         if device.type in PLACE.names:
             device, side_stream = PLACE.device, False
         return original(inputs, device, side_stream)
 
-    holder._recursive_to = move
-    init = torch.distributed.init_process_group
+    around(holder, "_recursive_to", move)
 
-    @functools.wraps(init)
-    def init_process_group(
-        backend: str | None = None, *args: object, device_id: Any = None, **kwargs: object
+    def begin(
+        init: Callable,
+        backend: str | None = None,
+        *args: object,
+        device_id: Any = None,
+        **kwargs: object,
     ) -> None:
         own = isinstance(device_id, torch.device) and device_id.type in PLACE.names
         if backend is None and torch.accelerator.current_accelerator() == torch.device(NAME):
             backend = "gloo"
         init(backend, *args, device_id=None if own else device_id, **kwargs)
 
-    end = torch.distributed.destroy_process_group
-
-    @functools.wraps(end)
-    def destroy_process_group(*args: object, **kwargs: object) -> None:
+    def destroy(end: Callable, *args: object, **kwargs: object) -> None:
         if sys.exc_info()[0] is None:  # others wait for what this process recorded
             synchronize()
         end(*args, **kwargs)
 
     holders = torch.distributed, torch.distributed.distributed_c10d, mesh
     for module in holders:
-        module.init_process_group = init_process_group
+        around(module, "init_process_group", begin)
     for module in holders[:2]:
-        module.destroy_process_group = destroy_process_group
+        around(module, "destroy_process_group", destroy)
 
 
 # Methods of ProcessGroup that wait for other processes.
@@ -357,38 +340,24 @@ def _patch_waiting(tensor_class: type, start: Callable[[], None]) -> None:
     others with tensors of the CPU. Another one may be waiting for them there: they start before."""
     if not torch.distributed.is_available():
         return
-    group = torch.distributed.ProcessGroup
 
-    def starting(original: Callable) -> Callable:
-        @functools.wraps(original)
-        def together(self: Any, *args: Any, **kwargs: Any) -> Any:
-            given: Any = args
-            while isinstance(given, (list, tuple)) and given:
-                given = given[0]
-            if type(given) is not tensor_class:
-                start()
-            return original(self, *args, **kwargs)
+    def together(original: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+        given: Any = args
+        while isinstance(given, (list, tuple)) and given:
+            given = given[0]
+        if type(given) is not tensor_class:
+            start()
+        return original(self, *args, **kwargs)
 
-        return together
-
-    for name in _TOGETHER.split():
-        setattr(group, name, starting(getattr(group, name)))
+    around(torch.distributed.ProcessGroup, _TOGETHER, together)
 
 
 def _patch_accelerator(module: types.ModuleType) -> None:
     # The C++ side of these wants a C++ backend.
     accelerator = torch.accelerator
 
-    def bind(holder: types.ModuleType, name: str, replacement: Callable) -> None:
-        original = getattr(holder, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def function(*args: object, **kwargs: object) -> object:
-            return (replacement if PLACE.leads() else original)(*args, **kwargs)
-
-        setattr(holder, name, function)
+    def led(replacement: Callable, original: Callable, *args: object, **kwargs: object) -> object:
+        return (replacement if PLACE.leads() else original)(*args, **kwargs)
 
     names = (
         "empty_cache empty_host_cache memory_stats memory_allocated max_memory_allocated"
@@ -400,4 +369,5 @@ def _patch_accelerator(module: types.ModuleType) -> None:
     ours["get_device_capability"] = module.accelerator_capability
     for name, replacement in ours.items():
         for holder in (accelerator, accelerator.memory):
-            bind(holder, name, replacement)
+            if hasattr(holder, name):
+                around(holder, name, functools.partial(led, replacement))

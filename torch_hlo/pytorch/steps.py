@@ -8,7 +8,7 @@ import collections
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary, finalize
@@ -29,6 +29,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import shortcuts, version
+from .around import around
 from .graphs import scan
 from .registration import PLACE
 
@@ -184,9 +185,10 @@ def trace_loops(traced: dict[Callable, Callable]) -> None:
     for function, instead in traced.items():
         trace_file(instead.__code__.co_filename)
         torch.compiler.substitute_in_graph(function)(instead)
-    call = PolyfilledFunctionVariable.call_function
 
-    def call_function(self: PolyfilledFunctionVariable, *args: Any) -> VariableTracker:
+    def call_function(
+        call: Callable, self: PolyfilledFunctionVariable, *args: Any
+    ) -> VariableTracker:
         try:
             return call(self, *args)
         except (UncapturedHigherOrderOpError, TorchRuntimeError) as error:
@@ -194,37 +196,33 @@ def trace_loops(traced: dict[Callable, Callable]) -> None:
                 raise
             end_graph(f"{self.fn.__name__} of what only Python can do", str(error))
 
-    PolyfilledFunctionVariable.call_function = call_function
+    around(PolyfilledFunctionVariable, "call_function", call_function)
     gradient = scan.__globals__.get("ScanAutogradImpl")
     if gradient is not None:  # Dynamo refuses the gradient of a sum there: it has no strides
         gradient.call_backward = torch.compiler.disable(gradient.call_backward)
 
 
-def _consumed(validate: Callable) -> Callable:
+def _consumed(
+    validate: Callable, self: output_graph.OutputGraph, results: list[VariableTracker], tx: Any
+) -> None:
     """Results of a graph that was differentiated inside are results all the same. They carry a
     mark, and raise what PyTorch raises when somebody differentiates them again."""
-
-    @functools.wraps(validate)
-    def marked(self: output_graph.OutputGraph, results: list[VariableTracker], tx: Any) -> None:
-        for result in results:
-            if getattr(result, "requires_grad", False):
-                node = result.as_proxy().node
-                fake = node.meta.get("example_value")
-                if getattr(fake, "grad_fn", None) is not None:
-                    reached = output_graph.collect_reachable_grad_fns([(fake, None)])
-                    if reached & self.autograd_grad_consumed_grad_fns:
-                        node.meta[CONSUMED] = True
-        if not any(
-            isinstance(r, VariableTracker)
-            and r.is_tensor()
-            and CONSUMED in r.as_proxy().node.meta
-            and r.as_proxy().node.meta["example_value"].device.type not in PLACE.names
-            for r in results
-        ):
-            return
+    for result in results:
+        if getattr(result, "requires_grad", False):
+            node = result.as_proxy().node
+            fake = node.meta.get("example_value")
+            if getattr(fake, "grad_fn", None) is not None:
+                reached = output_graph.collect_reachable_grad_fns([(fake, None)])
+                if reached & self.autograd_grad_consumed_grad_fns:
+                    node.meta[CONSUMED] = True
+    if any(
+        isinstance(r, VariableTracker)
+        and r.is_tensor()
+        and CONSUMED in r.as_proxy().node.meta
+        and r.as_proxy().node.meta["example_value"].device.type not in PLACE.names
+        for r in results
+    ):
         validate(self, results, tx)
-
-    return marked
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -237,9 +235,10 @@ def constants_apart() -> None:
     """Keep Dynamo from mistaking one constant for another. 2.13 has one variable for every None,
     one for True and one for False. It notes at it which attribute it was read from last, and later
     writes what that attribute holds: `p.grad = None` sets what another tensor's gradient was."""
-    attribute = TensorVariable.var_getattr
 
-    def var_getattr(self: TensorVariable, tx: Any, name: str) -> VariableTracker:
+    def var_getattr(
+        attribute: Callable, self: TensorVariable, tx: Any, name: str
+    ) -> VariableTracker:
         changed = tx.output.side_effects
         if name == "grad" and changed.has_pending_mutation_of_attr(self, name):
             return changed.load_attr(self, name)
@@ -249,7 +248,7 @@ def constants_apart() -> None:
             found = ConstantVariable(found.value, source=source)
         return found
 
-    TensorVariable.var_getattr = var_getattr
+    around(TensorVariable, "var_getattr", var_getattr)
 
 
 def without_streams() -> None:
@@ -260,28 +259,29 @@ def without_streams() -> None:
     state = getattr(streams, "SymbolicStreamState", None)
     if state is None:
         return
-    begin = state.__init__
     forget = getattr(streams, "reset_user_object_tracking", lambda: None)  # not in 2.11
 
-    def __init__(self: Any) -> None:
+    def start(begin: Callable, self: Any) -> None:
         if PLACE.leads():
             forget()
             self.cur_stream_stack = collections.deque()
         else:
             begin(self)
 
-    state.__init__ = __init__
+    around(state, "__init__", start)
 
 
 def trace_gradients() -> None:
     """End a graph at `backward()` where Dynamo would leave something out: hooks of parameters,
     which it runs once, when it traces, or never; and a backward pass that goes on beyond the graph,
     of which it knows no parameters."""
-    backward = getattr(TensorVariable, "method_backward", None)
-    if "trace_autograd_ops" not in SETTINGS or backward is None:
+    name = "method_backward"
+    if "trace_autograd_ops" not in SETTINGS or not hasattr(TensorVariable, name):
         return
 
-    def method_backward(self: TensorVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def method_backward(
+        backward: Callable, self: TensorVariable, tx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         outside = set()
         for variable in tx.output.input_source_to_var.values():
             node = variable.as_proxy().node
@@ -290,18 +290,18 @@ def trace_gradients() -> None:
                 outside.add(value.grad_fn)
             tensor = getattr(node.meta.get("grapharg"), "example", None)
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                for name in _HOOKS:
-                    hooks = getattr(tensor, name)
+                for kind in _HOOKS:
+                    hooks = getattr(tensor, kind)
                     if hooks:
                         end_graph("hooks of a parameter", variable.source.name)
-                    source = AttrSource(variable.source, name)
+                    source = AttrSource(variable.source, kind)
                     VariableTracker.build(tx, hooks, source).realize()
         end = self.as_proxy().node.meta["example_value"]
         if outside & output_graph.collect_reachable_grad_fns([(end, None)]):
             end_graph("a backward pass beyond the graph", str(self.source))
         return backward(self, tx, *args, **kwargs)
 
-    TensorVariable.method_backward = method_backward
+    around(TensorVariable, name, method_backward)
 
 
 def end_graph(kind: str, context: str) -> NoReturn:
@@ -314,34 +314,38 @@ def end_graph(kind: str, context: str) -> NoReturn:
     )
 
 
+def _is_known(optimizer: torch.optim.Optimizer, kind: type, methods: Iterable[str]) -> bool:
+    """Whether these methods are PyTorch's own, and all parameters of class `kind`."""
+    whose = type(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return (
+        whose.__module__.startswith("torch.optim.")
+        and not isinstance(optimizer, torch.optim.LBFGS)
+        and all(getattr(whose, n).__module__.startswith("torch.optim.") for n in methods)
+        and bool(parameters)
+        and all(type(p) is kind for p in parameters)
+    )
+
+
 def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     """Let Dynamo trace `step(optimizer, token, names, *args)` for the steps of PyTorch's own
     optimizers whose parameters are of class `kind`: `names` are the options of the groups, `token`
     is the optimizer's number in OPTIMIZERS. `zero_grad` likewise."""
     for function in (step, zero_grad):
         trace_file(function.__code__.co_filename)
-    getattr_of, call_of = OptimizerVariable.var_getattr, OptimizerVariable.call_method
     ours: dict[str, Callable] = {"step": step, "zero_grad": zero_grad}
-
-    def is_ours(optimizer: torch.optim.Optimizer) -> bool:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return (
-            type(optimizer).__module__.startswith("torch.optim.")
-            and not isinstance(optimizer, torch.optim.LBFGS)
-            and all(getattr(type(optimizer), n).__module__.startswith("torch.optim.") for n in ours)
-            and bool(parameters)
-            and all(type(p) is kind for p in parameters)
-        )
 
     def guard_function(self: OptimizerVariable, name: str) -> None:
         if name in ours and self.source:
             function = AttrSource(TypeSource(self.source), name)
             install_guard(function.make_guard(GuardBuilder.ID_MATCH))
 
-    def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
+    def var_getattr(
+        original: Callable, self: OptimizerVariable, tx: Any, name: str
+    ) -> VariableTracker:
         guard_function(self, name)
-        if not is_ours(self.value):
-            return getattr_of(self, tx, name)
+        if not _is_known(self.value, kind, ours):
+            return original(self, tx, name)
         if name in ours and self.source and not _is_replaced(self, name):
             found = getattr(self.value, name)
             return GetAttrVariable(
@@ -351,11 +355,16 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
         return UserDefinedObjectVariable.var_getattr(self, tx, name)
 
     def call_method(
-        self: OptimizerVariable, tx: Any, name: str, args: Sequence, kwargs: dict
+        original: Callable,
+        self: OptimizerVariable,
+        tx: Any,
+        name: str,
+        args: Sequence,
+        kwargs: dict,
     ) -> VariableTracker:
         guard_function(self, name)
-        if name not in ours or not is_ours(self.value) or _is_replaced(self, name):
-            return call_of(self, tx, name, args, kwargs)
+        if name not in ours or not _is_known(self.value, kind, ours) or _is_replaced(self, name):
+            return original(self, tx, name, args, kwargs)
         given = [self]
         if name == "step":
             token = id(self.value)
@@ -365,19 +374,16 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
         function = VariableTracker.build(tx, ours[name])
         return tx.inline_user_function_return(function, [*given, *args], kwargs)
 
-    OptimizerVariable.var_getattr = var_getattr
-    OptimizerVariable.call_method = call_method
+    around(OptimizerVariable, "var_getattr", var_getattr)
+    around(OptimizerVariable, "call_method", call_method)
     name = "_validate_outputs_safe_for_autograd_nodes"
-    graph = output_graph.OutputGraph
-    if hasattr(graph, name):
-        setattr(graph, name, _consumed(getattr(graph, name)))
+    if hasattr(output_graph.OutputGraph, name):
+        around(output_graph.OutputGraph, name, _consumed)
 
 
 def trace_modules(kind: type, zero_grad: Callable) -> None:
     """Let Dynamo trace `zero_grad(module, ...)` for modules whose parameters are of class
     `kind`."""
-    module = UnspecializedNNModuleVariable
-    getattr_of, call_of = module.var_getattr, module.call_method
 
     def is_ours(self: UnspecializedNNModuleVariable, name: str) -> bool:
         if name != "zero_grad" or not self.source or _is_replaced(self, name):
@@ -387,23 +393,28 @@ def trace_modules(kind: type, zero_grad: Callable) -> None:
         return plain and bool(parameters) and all(type(p) is kind for p in parameters)
 
     def var_getattr(
-        self: UnspecializedNNModuleVariable, tx: Any, name: str, *args: Any
+        original: Callable, self: UnspecializedNNModuleVariable, tx: Any, name: str, *args: Any
     ) -> VariableTracker:
         if not is_ours(self, name):
-            return getattr_of(self, tx, name, *args)
+            return original(self, tx, name, *args)
         source = AttrSource(self.source, name)
         return GetAttrVariable(self, name, py_type=types.MethodType, source=source)
 
     def call_method(
-        self: UnspecializedNNModuleVariable, tx: Any, name: str, args: Sequence, kwargs: dict
+        original: Callable,
+        self: UnspecializedNNModuleVariable,
+        tx: Any,
+        name: str,
+        args: Sequence,
+        kwargs: dict,
     ) -> VariableTracker:
         if not is_ours(self, name):
-            return call_of(self, tx, name, args, kwargs)
+            return original(self, tx, name, args, kwargs)
         function = VariableTracker.build(tx, zero_grad)
         return tx.inline_user_function_return(function, [self, *args], kwargs)
 
-    module.var_getattr = var_getattr
-    module.call_method = call_method
+    around(UnspecializedNNModuleVariable, "var_getattr", var_getattr)
+    around(UnspecializedNNModuleVariable, "call_method", call_method)
 
 
 def _is_replaced(self: UserDefinedObjectVariable, name: str) -> bool:

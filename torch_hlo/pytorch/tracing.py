@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from .around import around
+
 # functions that Dynamo puts into graphs as calls
 set_grad_enabled = torch._C._set_grad_enabled
 log_api_usage = torch._C._log_api_usage_once
@@ -39,12 +41,10 @@ def trace_as_plain(kind: type[torch.Tensor]) -> None:
     graph."""
     from torch._dynamo.variables import builder
 
-    infer = builder.infer_subclass_type
-
-    def infer_subclass_type(value: object) -> type | None:
+    def infer_subclass_type(infer: Callable, value: object) -> type | None:
         return None if type(value) is kind else infer(value)
 
-    builder.infer_subclass_type = infer_subclass_type
+    around(builder, "infer_subclass_type", infer_subclass_type)
     for numpy in (True, False):
         methods = builder.VariableBuilder._type_dispatch_impl(numpy)
         methods[kind] = methods[torch.Tensor]
@@ -57,9 +57,7 @@ def trace_networks(compiler: Callable) -> None:
     from torch._dynamo import config
     from torch._dynamo.variables.builder import VariableBuilder
 
-    wrap = VariableBuilder.wrap_module
-
-    def wrap_module(self: VariableBuilder, value: torch.nn.Module) -> object:
+    def wrap_module(wrap: Callable, self: VariableBuilder, value: torch.nn.Module) -> object:
         backend = self.tx.output.compiler_fn
         backend = getattr(backend, "_torchdynamo_orig_backend", backend)
         if (
@@ -70,7 +68,7 @@ def trace_networks(compiler: Callable) -> None:
         with config.patch(allow_rnn=True):
             return wrap(self, value)
 
-    VariableBuilder.wrap_module = wrap_module
+    around(VariableBuilder, "wrap_module", wrap_module)
 
 
 def graph_metadata() -> object:

@@ -20,6 +20,7 @@ from torch.nn.parameter import (
 )
 
 from . import tensors
+from .around import around
 from .participants import plain_attributes
 from .registration import PLACE
 
@@ -84,10 +85,9 @@ def patch() -> None:
     """Teach PyTorch's uninitialized parameters and buffers about the device."""
     _patch_new(UninitializedParameter)
     _patch_new(UninitializedBuffer)
-    original = UninitializedTensorMixin.materialize
 
-    @functools.wraps(original)
     def materialize(
+        original: Callable,
         self: UninitializedTensorMixin,
         shape: Sequence[int],
         device: torch.device | str | None = None,
@@ -105,4 +105,4 @@ def patch() -> None:
         new.__dict__.update(self.__dict__)
         _swap(self, new)
 
-    UninitializedTensorMixin.materialize = materialize
+    around(UninitializedTensorMixin, "materialize", materialize)
