@@ -319,24 +319,14 @@ def ragged_dot(
     y: Instruction,
     group_sizes: Instruction,
     *,
-    lhs_contract: Sequence[int],
-    rhs_contract: Sequence[int],
-    lhs_ragged: Sequence[int],
-    rhs_group: Sequence[int] = (),
-    lhs_batch: Sequence[int] = (),
-    rhs_batch: Sequence[int] = (),
     dtype: str | None = None,
+    **dims: Sequence[int],
 ) -> Instruction:
     """Rows of `x` are split in consecutive groups of `group_sizes`, each multiplied with its own
-    matrix of `y`."""
-    attrs: dict[str, Any] = dict(
-        lhs_contracting_dims=tuple(lhs_contract),
-        rhs_contracting_dims=tuple(rhs_contract),
-        lhs_batch_dims=tuple(lhs_batch),
-        rhs_batch_dims=tuple(rhs_batch),
-        lhs_ragged_dims=tuple(lhs_ragged),
-        rhs_group_dims=tuple(rhs_group),
-    )
+    matrix of `y`. `dims`: lhs_contract, rhs_contract, lhs_ragged, and where there are some
+    rhs_group, lhs_batch and rhs_batch."""
+    names = (name.replace("contract", "contracting") for name in dims)
+    attrs: dict[str, Any] = {f"{n}_dims": tuple(d) for n, d in zip(names, dims.values())}
     return _with_dtype(instr("ragged-dot", (x, y, group_sizes), **attrs), dtype)
 
 

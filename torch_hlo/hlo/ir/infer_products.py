@@ -36,38 +36,27 @@ def dot(
     rhs_contracting_dims: Ints = (),
     lhs_batch_dims: Ints = (),
     rhs_batch_dims: Ints = (),
+    rhs_group_dims: Ints = (),
     operand_precision: tuple[str, ...] | None = None,
+    op: str = "dot",
 ) -> Shape:
-    array("dot", x, y)
-    in_range(
-        "dot",
-        "lhs dims",
-        (*lhs_batch_dims, *lhs_contracting_dims),
-        x.rank,
-        x,
-        y,
-    )
-    in_range(
-        "dot",
-        "rhs dims",
-        (*rhs_batch_dims, *rhs_contracting_dims),
-        y.rank,
-        x,
-        y,
-    )
+    """`rhs_group_dims`: of a ragged product (`op`), dimensions that the result lacks."""
+    array(op, x, y)
+    of_x = lhs_batch_dims + lhs_contracting_dims
+    of_y = rhs_batch_dims + rhs_contracting_dims + rhs_group_dims
+    in_range(op, "lhs dims", of_x, x.rank, x, y)
+    in_range(op, "rhs dims", of_y, y.rank, x, y)
     for what, left, right in (
         ("contracting", lhs_contracting_dims, rhs_contracting_dims),
         ("batch", lhs_batch_dims, rhs_batch_dims),
     ):
         if len(left) != len(right):
-            fail("dot", f"{len(left)} and {len(right)} {what} dims", x, y)
+            fail(op, f"{len(left)} and {len(right)} {what} dims", x, y)
         for a, b in zip(left, right):
             if x.dims[a] != y.dims[b]:
-                fail("dot", f"{what} sizes {x.dims[a]} != {y.dims[b]}", x, y)
+                fail(op, f"{what} sizes {x.dims[a]} != {y.dims[b]}", x, y)
     batch = [x.dims[d] for d in lhs_batch_dims]
-    rows = _others(x, *lhs_batch_dims, *lhs_contracting_dims)
-    cols = _others(y, *rhs_batch_dims, *rhs_contracting_dims)
-    return Shape(_wider("dot", x, y), (*batch, *rows, *cols))
+    return Shape(_wider(op, x, y), (*batch, *_others(x, *of_x), *_others(y, *of_y)))
 
 
 def _others(x: Instruction, *used: int) -> list[Size]:
@@ -88,37 +77,17 @@ def ragged_dot(
     y: Instruction,
     group_sizes: Instruction,
     *,
-    lhs_contracting_dims: Ints,
-    rhs_contracting_dims: Ints,
-    lhs_batch_dims: Ints = (),
-    rhs_batch_dims: Ints = (),
     lhs_ragged_dims: Ints,
-    rhs_group_dims: Ints = (),
+    **dims: Ints,
 ) -> Shape:
-    array("ragged-dot", x, y, group_sizes)
+    array("ragged-dot", group_sizes)
     in_range("ragged-dot", "lhs_ragged_dims", lhs_ragged_dims, x.rank, x, y)
-    in_range(
-        "ragged-dot",
-        "rhs dims",
-        (*rhs_group_dims, *rhs_contracting_dims, *rhs_batch_dims),
-        y.rank,
-        x,
-        y,
-    )
     if len(lhs_ragged_dims) != 1:
         fail("ragged-dot", "takes exactly one ragged dimension", x, y)
-    for a, b in zip(
-        (*lhs_contracting_dims, *lhs_batch_dims),
-        (*rhs_contracting_dims, *rhs_batch_dims),
-        strict=True,
-    ):
-        if x.dims[a] != y.dims[b]:
-            fail("ragged-dot", f"sizes {x.dims[a]} != {y.dims[b]}", x, y)
-    batch = [x.dims[d] for d in lhs_batch_dims]
-    rows = _others(x, *lhs_batch_dims, *lhs_contracting_dims)
-    cols = _others(y, *rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)
-    groups = [group_sizes.dims[-1]] if lhs_ragged_dims[0] in lhs_contracting_dims else []
-    return Shape(_wider("ragged-dot", x, y), (*groups, *batch, *rows, *cols))
+    product = dot(x, y, op="ragged-dot", **dims)  # type: ignore[arg-type]
+    if lhs_ragged_dims[0] in dims.get("lhs_contracting_dims", ()):
+        return product.with_dims((group_sizes.dims[-1], *product.dims))
+    return product
 
 
 @frozen

@@ -286,7 +286,7 @@ def _none(rank: int) -> list[Ints]:
 def _gather(x: Instruction, m: _Maker) -> Factors:
     """Looked-up dimensions may be sharded when one element of them is taken: the device that holds
     it contributes to a sum."""
-    source = x.operands[0].shape
+    source = x.operand.shape
     indices = x.operands[1].shape
     result = _none(x.rank)
     starts = _none(indices.rank)
@@ -357,26 +357,29 @@ def reducer(to_apply: Computation) -> str | None:
     return None
 
 
-@_rule("dot")
+@_rule("dot ragged-dot")
 def _dot(x: Instruction, m: _Maker) -> Factors:
-    a, b = (o.dims for o in x.operands)
+    """Of a ragged product columns and batch are free; rows and contraction know where groups
+    begin."""
+    a, b, *groups = (o.dims for o in x.operands)
+    ragged = x.get("lhs_ragged_dims", ())
     left = _none(len(a))
     right = _none(len(b))
-    result = []
+    result: list[Ints] = [()] if set(ragged) & set(x["lhs_contracting_dims"]) else []
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
-        left[i] = right[j] = m.new(a[i])
+        left[i] = right[j] = m.new(a[i], "whole" if i in ragged else "free")
         result.append(left[i])
-    for side, dims, used in (
-        (left, a, (*x["lhs_batch_dims"], *x["lhs_contracting_dims"])),
-        (right, b, (*x["rhs_batch_dims"], *x["rhs_contracting_dims"])),
+    for side, dims, used, whole in (
+        (left, a, (*x["lhs_batch_dims"], *x["lhs_contracting_dims"]), ragged),
+        (right, b, (*x["rhs_batch_dims"], *x["rhs_contracting_dims"], *x["rhs_group_dims"]), ()),
     ):
         for d, size in enumerate(dims):
             if d not in used:
-                side[d] = m.new(size)
+                side[d] = m.new(size, "whole" if d in whole else "free")
                 result.append(side[d])
     for i, j in zip(x["lhs_contracting_dims"], x["rhs_contracting_dims"], strict=True):
-        left[i] = right[j] = m.new(a[i], "sum")
-    return m.rule([left, right], [result])
+        left[i] = right[j] = m.new(a[i], "whole" if i in ragged else "sum")
+    return m.rule([left, right, *(_none(len(g)) for g in groups)], [result])
 
 
 @_rule("convolution")
@@ -411,35 +414,6 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
             )
             right[k] = m.new(taps, "whole")
     return m.rule([left, right], [result])
-
-
-@_rule("ragged-dot")
-def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
-    """Columns and batch are free; rows and contraction know where groups begin."""
-    a, b, g = (o.dims for o in x.operands)
-    (ragged,) = x["lhs_ragged_dims"]
-    left = _none(len(a))
-    right = _none(len(b))
-    groups = _none(len(g))
-    result: list[Ints] = [()] if ragged in x["lhs_contracting_dims"] else []
-    for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
-        left[i] = right[j] = m.new(a[i], "whole" if i == ragged else "free")
-        result.append(left[i])
-    for i, j in zip(x["lhs_contracting_dims"], x["rhs_contracting_dims"], strict=True):
-        left[i] = right[j] = m.new(a[i], "whole" if i == ragged else "sum")
-    for d, size in enumerate(a):
-        if d not in x["lhs_batch_dims"] and d not in x["lhs_contracting_dims"]:
-            left[d] = m.new(size, "whole" if d == ragged else "free")
-            result.append(left[d])
-    for d, size in enumerate(b):
-        if (
-            d not in x["rhs_batch_dims"]
-            and d not in x["rhs_contracting_dims"]
-            and d not in x["rhs_group_dims"]
-        ):
-            right[d] = m.new(size)
-            result.append(right[d])
-    return m.rule([left, right, groups], [result])
 
 
 @_rule("reduce")
