@@ -223,32 +223,11 @@ def dynamic_reshape(x: Instruction, sizes: Sequence[Instruction], dims: Dims) ->
     return _checked("dynamic-reshape", (x, *sizes), x.shape.with_dims(dims))
 
 
-def gather(
-    x: Instruction,
-    indices: Instruction,
-    *,
-    offset_dims: Sequence[int],
-    collapsed_slice_dims: Sequence[int] = (),
-    start_index_map: Sequence[int],
-    index_vector_dim: int,
-    slice_sizes: Dims,
-    operand_batching_dims: Sequence[int] = (),
-    start_indices_batching_dims: Sequence[int] = (),
-    indices_are_sorted: bool = False,
-) -> Instruction:
-    """XLA's gather; out-of-range start indices are clamped."""
-    return instr(
-        "gather",
-        (x, indices),
-        offset_dims=tuple(offset_dims),
-        collapsed_slice_dims=tuple(collapsed_slice_dims),
-        start_index_map=tuple(start_index_map),
-        index_vector_dim=index_vector_dim,
-        slice_sizes=tuple(slice_sizes),
-        operand_batching_dims=tuple(operand_batching_dims),
-        start_indices_batching_dims=tuple(start_indices_batching_dims),
-        indices_are_sorted=indices_are_sorted,
-    )
+def gather(x: Instruction, indices: Instruction, **dims: Any) -> Instruction:
+    """XLA's gather; out-of-range start indices are clamped. `dims`: offset_dims, start_index_map,
+    index_vector_dim, slice_sizes, and where there are some collapsed_slice_dims,
+    operand_batching_dims, start_indices_batching_dims and indices_are_sorted."""
+    return instr("gather", (x, indices), **_tuples(dims))
 
 
 def scatter(
@@ -256,35 +235,23 @@ def scatter(
     indices: Instruction,
     updates: Instruction | Sequence[Instruction],
     to_apply: Reducer,
-    *,
-    update_window_dims: Sequence[int],
-    inserted_window_dims: Sequence[int] = (),
-    scatter_dims_to_operand_dims: Sequence[int],
-    index_vector_dim: int,
-    input_batching_dims: Sequence[int] = (),
-    scatter_indices_batching_dims: Sequence[int] = (),
-    indices_are_sorted: bool = False,
-    unique_indices: bool = False,
+    **dims: Any,
 ) -> Instruction:
     """XLA's scatter: `x[i] = to_apply(x[i], update)`; out-of-range updates are dropped. `to_apply`
-    may be an opcode or "second" (overwrite)."""
+    may be an opcode or "second" (overwrite). `dims`: update_window_dims,
+    scatter_dims_to_operand_dims, index_vector_dim, and where there are some inserted_window_dims,
+    input_batching_dims, scatter_indices_batching_dims, indices_are_sorted and unique_indices."""
     xs = _listed(xs)
-    updates = _listed(updates)
-    if isinstance(to_apply, str):
-        to_apply = binary_computation(to_apply, xs[0].dtype)
     return instr(
         "scatter",
-        (*xs, indices, *updates),
-        to_apply=to_apply,
-        update_window_dims=tuple(update_window_dims),
-        inserted_window_dims=tuple(inserted_window_dims),
-        scatter_dims_to_operand_dims=tuple(scatter_dims_to_operand_dims),
-        index_vector_dim=index_vector_dim,
-        input_batching_dims=tuple(input_batching_dims),
-        scatter_indices_batching_dims=tuple(scatter_indices_batching_dims),
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
+        (*xs, indices, *_listed(updates)),
+        to_apply=_reducer(to_apply, xs),
+        **_tuples(dims),
     )
+
+
+def _tuples(attrs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, int) else tuple(v) for k, v in attrs.items()}
 
 
 def get_dimension_size(x: Instruction, dimension: int) -> Instruction:
@@ -396,21 +363,18 @@ def select_and_scatter(
 ) -> Instruction:
     """Add (`scatter`) each element of `source` at the element of its window that `select` ("GE",
     "LE" or a computation) keeps."""
-    dtype = x.dtype
     if isinstance(select, str):
         select = computation(
             lambda a, b, direction=select: compare(a, b, direction),
-            (Shape(dtype), Shape(dtype)),
+            (Shape(x.dtype),) * 2,
             select.lower(),
         )
-    if isinstance(scatter, str):
-        scatter = binary_computation(scatter, dtype)
     return instr(
         "select-and-scatter",
         (x, source, init),
         window=tuple(window),
         select=select,
-        scatter=scatter,
+        scatter=_reducer(scatter, (x,)),
     )
 
 
