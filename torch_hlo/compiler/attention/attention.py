@@ -40,12 +40,12 @@ from torch_hlo.hlo.ir import (
     Shape,
     Size,
     inline,
-    instr,
     op,
     rewrite,
     row_major_strides,
     rules,
 )
+from torch_hlo.hlo.ir.build import kernel_of
 
 from ..hlo_pass import Pass, hlo_pass
 
@@ -179,7 +179,7 @@ def attention_of(x: Instruction) -> Attention[Size] | None:
     return Attention(
         config["attention"],
         tuple(o.dtype for o in x.operands),
-        tuple(s.dtype for s in x.shape.elements),
+        tuple(s.dtype for s in x.elements),
         config["causal"],
         config["scale"],
         math.prod(batch),
@@ -260,16 +260,7 @@ def _bias(shape: Shape, dims: Dims) -> Bias[Size]:
 
 
 def _fused(out: Instruction) -> Instruction | None:
-    if attention_of(out) is None:
-        return None
-    return instr(
-        "fusion",
-        out.operands,
-        out.shape,
-        kind="custom",
-        calls=out["to_apply"],
-        backend_config=out["backend_config"],
-    )
+    return None if attention_of(out) is None else kernel_of(out)
 
 
 def _fused_on_grid(out: Instruction) -> Instruction | None:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from torch_hlo.hlo.ir import Size, ceildiv, round_up
 
 from ..codegen import Program, load_real, store
-from ..llvm import Int, float_constant, math
+from ..llvm import Int, literal, math
 from ..llvm.scalar import STORAGE
 from ..matmul.amx_kernels import BLOCK, element, tiles
 from ..matmul.gemm_amx import AmxGemm
@@ -220,7 +220,7 @@ class Forward(_Tiles):
         dtype = self.dtype["q"]
         self.zero(out, f.mul(count, a.width))
         self.zero(self.sums, count)
-        lowest = float_constant(-numbers.inf)
+        lowest = literal("float", -numbers.inf)
         with f.loop(0, count) as i:
             f.store_at("float", lowest, self.tops, i)
         with self.columns(end) as (start, width):

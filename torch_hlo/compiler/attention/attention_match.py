@@ -252,15 +252,11 @@ class _Attention:
             and sums["to_apply"].root.op == "add"
             and splat(sums.operands[1]) == 0
         )
-        product = sums.operand
-        while is_view(product, 2):
-            product = product.operand
+        product = _seen(sums.operand)
         need(product.op == "multiply")
         sources = [_rearranged(x) for x in product.operands]
         need(_rearranged(grad) in sources)
-        out = product.operands[sources[0] == _rearranged(grad)]
-        while is_view(out, 2):
-            out = out.operand
+        out = _seen(product.operands[sources[0] == _rearranged(grad)])
         return out if out.dtype == grad.dtype else b.convert(out, grad.dtype)
 
     def _followed(self) -> Roles:
@@ -451,14 +447,7 @@ class _Attention:
         params = parameters_of(o.shape for o in operands)
         results = meaning(kind, params, config, batch)
         text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
-        made = instr(
-            "fusion",
-            operands,
-            results.shape,
-            kind="custom",
-            calls=Computation("attention", params, results),
-            backend_config=text,
-        )
+        made = b.kernel(operands, Computation("attention", params, results), text)
         need(attention_of(made) is not None)
         carry_meta(self.anchor.x, made)
         return made

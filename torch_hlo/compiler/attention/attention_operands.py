@@ -23,6 +23,7 @@ from torch_hlo.hlo.ir import (
     replace,
     rewrite_bottom_up,
 )
+from torch_hlo.hlo.ir.build import kernel
 
 from ..fusion import fusion_table as table
 from ..hlo_pass import hlo_pass, over_computations
@@ -71,14 +72,8 @@ def _absorbed(x: Instruction) -> Instruction:
     )
     config = x["backend_config"]
     root = instr("call", operands, to_apply=x["calls"], backend_config=config)
-    fused = instr(
-        "fusion",
-        tuple(leaves),
-        x.shape,
-        kind="custom",
-        calls=Computation("attention", tuple(leaves.values()), root),
-        backend_config=config,
-    )
+    called = Computation("attention", tuple(leaves.values()), root)
+    fused = kernel(tuple(leaves), called, config)
     carry_meta(x, fused)
     return fused
 

@@ -28,7 +28,7 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv, product, round_up, row_major_strides
 
 from ..codegen import Program
-from ..llvm import Function, Int, float_constant, item_parameters
+from ..llvm import Function, Int, item_parameters, literal
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
@@ -109,8 +109,7 @@ def combine(
                 continue
             if abs(factor) != 1:
                 v = f.op(
-                    f"fmul {t.vector} {v},"
-                    f" {f.splat(t.kind, t.lanes, float_constant(abs(factor), t.kind))}"
+                    f"fmul {t.vector} {v}, {f.splat(t.kind, t.lanes, literal(t.kind, abs(factor)))}"
                 )
             if total:
                 total = f.op(f"{'fadd' if factor > 0 else 'fsub'} {t.vector} {total}, {v}")

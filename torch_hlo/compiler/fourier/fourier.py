@@ -128,7 +128,7 @@ def _weighted(x: Instruction) -> Instruction:
         or x.kind not in "fc"
     ):
         return x
-    cut = part.operands[0]["slice"]
+    cut = part.operand["slice"]
     factor = _number(part.operands[1])
     if factor is None:
         return x
@@ -215,14 +215,7 @@ def _across(x: Instruction) -> Instruction:
     given = source.operand
     p = instr("parameter", (), given.shape, index=0)
     root = b.transpose(b.fft(b.transpose(p, turn), inner["fft_type"], lengths), back)
-    return instr(
-        "fusion",
-        (given,),
-        x.shape,
-        kind="custom",
-        calls=Computation("fft", (p,), root),
-        backend_config=_CONFIG,
-    )
+    return b.kernel((given,), Computation("fft", (p,), root), _CONFIG)
 
 
 def _transform(x: Instruction, kind: str, lengths: Ints) -> Instruction:

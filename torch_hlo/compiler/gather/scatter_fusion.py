@@ -27,6 +27,7 @@ from torch_hlo.hlo.ir import (
     replace,
     users,
 )
+from torch_hlo.hlo.ir.build import kernel
 
 from ..fusion import fusion_table as table
 from ..hlo_pass import hlo_pass, over_computations
@@ -99,14 +100,7 @@ def _fused(x: Instruction, reads: Users) -> Instruction | None:
         )
     inner = replace(x, (first, where, made.get(updates) or parameter(updates)), x.shape)
     called = Computation("scatter", tuple(inputs.values()), inner)
-    return instr(
-        "fusion",
-        tuple(inputs),
-        x.shape,
-        kind="custom",
-        calls=called,
-        backend_config=_CONFIG,
-    )
+    return kernel(tuple(inputs), called, _CONFIG)
 
 
 def _computed(x: Instruction, reads: Users) -> list[Instruction]:

@@ -20,7 +20,6 @@ from torch_hlo.hlo.ir import (
     Module,
     Size,
     dim_min,
-    instr,
     op,
     postorder,
     replace,
@@ -29,6 +28,7 @@ from torch_hlo.hlo.ir import (
     substituted,
     users,
 )
+from torch_hlo.hlo.ir.build import kernel_of
 
 from ..hlo_pass import hlo_pass, over_computations
 
@@ -49,19 +49,9 @@ def is_qr(x: Instruction) -> bool:
 
 
 def _fused(out: Instruction) -> Instruction | None:
-    if not (is_lu(out) or is_qr(out)) or out.operand.dtype not in (
-        "f32",
-        "f64",
-    ):
+    if not (is_lu(out) or is_qr(out)) or out.operand.dtype not in ("f32", "f64"):
         return None
-    return instr(
-        "fusion",
-        out.operands,
-        out.shape,
-        kind="custom",
-        calls=out["to_apply"],
-        backend_config=out["backend_config"],
-    )
+    return kernel_of(out)
 
 
 def qr_memory(m: Size, n: Size) -> Size:

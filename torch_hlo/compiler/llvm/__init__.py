@@ -9,7 +9,6 @@ from .function import (
     Function,
     Int,
     Loop,
-    float_constant,
     item_parameters,
     parameters,
     signature,

@@ -14,7 +14,6 @@ is written here is what is compiled.
 """
 
 import operator
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -418,10 +417,3 @@ def _alignment(kind: str, align: int) -> str:
     if not align and kind.startswith("<"):
         align = BITS[kind.split()[-1].removesuffix(">")] // 8
     return f", align {align}" if align else ""
-
-
-def float_constant(value: float, kind: str = "float") -> str:
-    """IR literal of a number in `float` or `double`."""
-    if kind == "float":
-        value = struct.unpack("f", struct.pack("f", value))[0]
-    return "0x" + struct.pack(">d", value).hex().upper()

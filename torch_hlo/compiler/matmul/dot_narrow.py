@@ -26,7 +26,7 @@ The called computation says the same, and is inlined where there is no kernel (g
 
 from dataclasses import replace as with_fields
 
-from torch_hlo.hlo.ir import Instruction, Module, build as h, instr, op, product, rewrite, rules
+from torch_hlo.hlo.ir import Instruction, Module, build as h, op, product, rewrite, rules
 
 from ..hlo_pass import hlo_pass
 from ..thresholds import NARROW_BYTES, NARROW_ELEMENTS, SHORT
@@ -98,10 +98,7 @@ def dot_narrow(module: Module) -> Module:
 
 
 def _fused(out: Instruction) -> Instruction | None:
-    if out.get("backend_config") != GROUPS:
-        return None
-    attrs = {"calls": out["to_apply"], "backend_config": GROUPS}
-    return instr("fusion", out.operands, out.shape, kind="custom", **attrs)
+    return h.kernel_of(out) if out.get("backend_config") == GROUPS else None
 
 
 GROUP_RULES = rules((op("call"), _fused))

@@ -129,13 +129,10 @@ def _selection(x: Instruction, turn: Ints, numbers: list[int], kind: str, k: int
     results = b.tuple_(
         *(b.slice_(p, (*(0 for _ in rows[:-1]), low), (*rows[:-1], high)) for p in parts)
     )
-    made = instr(
-        "fusion",
+    made = b.kernel(
         tuple(outside.values()),
-        results.shape,
-        kind="custom",
-        calls=Computation(kind, tuple(params.values()), results),
-        backend_config=json.dumps({kind: k}, separators=(",", ":")),
+        Computation(kind, tuple(params.values()), results),
+        json.dumps({kind: k}, separators=(",", ":")),
     )
     carry_meta(x, made)
     return made

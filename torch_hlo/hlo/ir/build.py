@@ -471,6 +471,16 @@ def call(to_apply: Computation, operands: Sequence[Instruction]) -> Instruction:
     return instr("call", operands, to_apply=to_apply)
 
 
+def kernel(operands: Sequence[Instruction], calls: Computation, config: str) -> Instruction:
+    """A fusion that code of its own computes; `config` says which."""
+    return instr("fusion", operands, kind="custom", calls=calls, backend_config=config)
+
+
+def kernel_of(call: Instruction) -> Instruction:
+    """The same of a call that says what it computes."""
+    return kernel(call.operands, call["to_apply"], call["backend_config"])
+
+
 def custom_call(
     target: str, operands: Sequence[Instruction], shape: Shape, **attrs: Any
 ) -> Instruction:
