@@ -81,6 +81,11 @@ class _Transform:
         """Complex ones."""
         return self.length // 2 if self.real in ("R", "IR") else self.length
 
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Of a line, before and after."""
+        return 2 * (self.points + (self.real == "IR")), 2 * (self.points + (self.real == "R"))
+
 
 def fft(program: Program, x: Instruction) -> None:
     if x.size == 0:
@@ -217,12 +222,9 @@ def _columns(
 def _columns_text(program: Program, what: _Transform) -> str:
     t = what.t
     real = what.real
-    length = what.length
     n = what.points
-    # elements of a column
-    takes = {"R": length, "IR": length + 2}.get(real, 2 * n)
-    gives = {"R": length + 2, "IR": length}.get(real, 2 * n)
-    name = f"{what.kind.lower()}_columns_{length}"
+    takes, gives = what.elements
+    name = f"{what.kind.lower()}_columns_{what.length}"
     w = _Text(program, t, name, "from to twiddles roots", "inner blocks")
     f = w.f
     c = w.c
@@ -247,12 +249,12 @@ def _columns_text(program: Program, what: _Transform) -> str:
         given: Points = side("%from", takes, real == "R", 1.0)
         made = side("%to", gives, real == "IR", what.scale)
         if real == "IR":
-            tangle(c, n, given, spare[0], "%roots")
+            tangle(c, n, given, spare[0])
             given = spare[0]
         done: Points = spare[len(passes(n)) % 2 == 0] if real == "R" else made
         transform(c, n, given, done, spare, "%twiddles")
         if real == "R":
-            untangle(c, n, done, made, "%roots")
+            untangle(c, n, done, made)
     return w.f.define()
 
 
@@ -284,17 +286,17 @@ def _rows_text(program: Program, what: _Transform) -> str:
     c = w.c
     spare = w.spare(n)
     done = _in_block(n, spare)
-    takes, gives = (2 * (n + (real == name)) for name in ("IR", "R"))
+    takes, gives = what.elements
     with f.items() as item:
         line = f.mul(item, t.lanes)
         left = f.sub("%lines", line)
         source = c.at("%from", f.mul(line, takes))
         rows_in(c, source, takes, left, takes // 2, spare[0], real == "I")
         if real == "IR":
-            tangle(c, n, spare[0], spare[0], "%roots")
+            tangle(c, n, spare[0], spare[0])
         transform(c, n, spare[0], done, spare, "%twiddles")
         if real == "R":
-            untangle(c, n, done, done, "%roots")
+            untangle(c, n, done, done)
         target = c.at("%to", f.mul(line, gives))
         rows_out(c, target, gives, left, gives // 2, done, what.inverse, what.scale)
     return w.f.define()
@@ -400,8 +402,7 @@ def _matrices(
     if real == "IR":
         stages.mirror_lines((source, mirrored), lines)
         source = mirrored
-    stages.transform_columns((source, middle), lines)
-    stages.transform_rows((middle, mirrored if real == "R" else target), lines)
+    stages.transform(source, middle, mirrored if real == "R" else target, lines)
     if real == "R":
         stages.mirror_lines((mirrored, target), lines)
 
@@ -420,8 +421,7 @@ class _Stages:
         self.tables = tables
         self.t = t = what.t
         self.real = what.real
-        # elements of a line
-        self.takes, self.gives = (2 * (p.n + (self.real == name)) for name in ("IR", "R"))
+        self.takes, self.gives = what.elements
         self.column_vectors = ceildiv(p.columns, t.lanes)
         self.row_vectors = ceildiv(p.rows, t.lanes)
         self.mirror_vectors = ceildiv(p.n // 2, t.lanes)
@@ -435,10 +435,9 @@ class _Stages:
         cost: float,
     ) -> None:
         program = self.program
-        p = self.p
         found = program.once(
             (name, self.what),
-            lambda: build(f"{self.what.kind.lower()}_{name}_{p.n}"),
+            lambda: build(f"{self.what.kind.lower()}_{name}_{self.p.n}"),
         )
         arguments = program.arguments((*places, *self.tables))
         program.parallel(found, arguments, items, cost=cost)
@@ -463,12 +462,12 @@ class _Stages:
             given = c.at("%from", f.mul(line, self.takes))
             made = c.at("%to", f.mul(line, self.gives))
             if real == "IR":
-                mirror_line(c, n, given, mirrored, "%roots", mirror, True)
+                mirror_line(c, n, given, mirrored, mirror, True)
                 mirror_ends(c, n, given, mirrored, True)
             m.along_columns(mirrored if real == "IR" else given, middle, columns, real == "I")
             m.along_rows(middle, mirrored if real == "R" else made, rows)
             if real == "R":
-                mirror_line(c, n, mirrored, made, "%roots", mirror, False)
+                mirror_line(c, n, mirrored, made, mirror, False)
                 mirror_ends(c, n, mirrored, made, False)
         return w.f.define()
 
@@ -498,7 +497,7 @@ class _Stages:
             f = w.f
             low = f.mul(chunk, FFT_CHUNK)
             vectors = low, f.min(f.add(low, FFT_CHUNK), self.mirror_vectors)
-            mirror_line(w.c, n, given, made, "%roots", vectors, inverse)
+            mirror_line(w.c, n, given, made, vectors, inverse)
             with f.when(f.icmp("eq", chunk, 0)):
                 mirror_ends(w.c, n, given, made, inverse)
 
@@ -511,21 +510,20 @@ class _Stages:
             FFT_CHUNK * 8.0,
         )
 
-    def transform_columns(self, places: tuple[Place, Place], lines: Size) -> None:
-        def body(w: _Text, given: str, made: str, block: Int) -> None:
+    def transform(self, source: Place, middle: Place, target: Place, lines: Size) -> None:
+        """All columns, then all rows."""
+
+        def columns(w: _Text, given: str, made: str, block: Int) -> None:
             m = self.matrix(w)
             m.along_columns(given, made, (block, w.f.add(block, 1)), self.real == "I")
 
-        many = self.column_vectors
-        points = 2 * self.p.n
-        build = self.stage(many, points, points, body)
-        self.run("columns", build, places, lines * many, 2 * _cost(self.p.rows))
-
-    def transform_rows(self, places: tuple[Place, Place], lines: Size) -> None:
-        def body(w: _Text, given: str, made: str, block: Int) -> None:
+        def rows(w: _Text, given: str, made: str, block: Int) -> None:
             self.matrix(w).along_rows(given, made, (block, w.f.add(block, 1)))
 
-        many = self.row_vectors
         points = 2 * self.p.n
-        build = self.stage(many, points, points, body)
-        self.run("rows", build, places, lines * many, 2 * _cost(self.p.columns))
+        for name, body, many, places, n in (
+            ("columns", columns, self.column_vectors, (source, middle), self.p.rows),
+            ("rows", rows, self.row_vectors, (middle, target), self.p.columns),
+        ):
+            build = self.stage(many, points, points, body)
+            self.run(name, build, places, lines * many, 2 * _cost(n))

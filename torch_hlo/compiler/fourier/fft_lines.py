@@ -398,16 +398,7 @@ def transform(
         m = length // r
         first = m * (r - 1)
 
-        def butterflies(
-            p: Int,
-            q: Int,
-            source: Points = source,
-            to: Points = to,
-            r: int = r,
-            m: int = m,
-            run: int = run,
-            table: int = table,
-        ) -> None:
+        def butterflies(p: Int, q: Int) -> None:
             at = f.muladd(p, run, q)
             values = butterfly(c.t, [source.get(f.add(at, run * m * k)) for k in range(r)])
             if m > 1:
@@ -463,21 +454,21 @@ def _halves(
     )
 
 
-def untangle(c: Lines, n: int, source: Points, target: Points, roots: str) -> None:
+def untangle(c: Lines, n: int, source: Points, target: Points) -> None:
     """Spectrum of 2n real points, n + 1 numbers, from the transform of the n numbers that pairs of
     them are. In place if need be. (Cooley, Lewis, Welch 1970.)"""
     t, zero = c.t, c.t.const(0.0)
     x = source.get(0)
     with c.f.loop(1, n // 2 + 1) as k:
         other = c.f.sub(n, k)
-        low, high = _halves(c, source.get(k), source.get(other), c.root(roots, k), False)
+        low, high = _halves(c, source.get(k), source.get(other), c.root("%roots", k), False)
         target.put(k, low)
         target.put(other, high)
     target.put(0, (t.add(*x), zero))
     target.put(n, (t.sub(*x), zero))
 
 
-def tangle(c: Lines, n: int, source: Points, target: Points, roots: str) -> None:
+def tangle(c: Lines, n: int, source: Points, target: Points) -> None:
     """Twice the inverse of `untangle`, with real and imaginary parts exchanged for an inverse
     transform. Imaginary parts of the ends are ignored."""
     t = c.t
@@ -485,7 +476,7 @@ def tangle(c: Lines, n: int, source: Points, target: Points, roots: str) -> None
     last = source.get(n)[0]
     with c.f.loop(1, n // 2 + 1) as k:
         other = c.f.sub(n, k)
-        low, high = _halves(c, source.get(k), source.get(other), c.root(roots, k), True)
+        low, high = _halves(c, source.get(k), source.get(other), c.root("%roots", k), True)
         target.put(k, low[::-1])
         target.put(other, high[::-1])
     target.put(0, (t.sub(first, last), t.add(first, last)))
@@ -496,12 +487,11 @@ def mirror_line(
     n: int,
     source: str,
     target: str,
-    roots: str,
     blocks: tuple[Int, Int],
     inverse: bool,
 ) -> None:
     """`untangle` (or `tangle`) one line, points along the lanes: vectors `blocks` of the points 1
-    to n / 2 and what mirrors them. `roots`: `mirror_roots`."""
+    to n / 2 and what mirrors them. %roots: `mirror_roots`."""
     f, lanes = c.f, c.lanes
     lane = lane_order(lanes, c.itemsize)
     back = [2 * (lanes - 1 - i) for i in lane]
@@ -516,7 +506,7 @@ def mirror_line(
         first, second = (c.t.load(c.at(source, f.add(mirrored, d))) for d in (0, lanes))
         odd = [i + 1 for i in back]
         other = c.shuffle(first, second, back), c.shuffle(first, second, odd)
-        a, b = _halves(c, low.get(0), other, Block(c, roots).get(block), inverse)
+        a, b = _halves(c, low.get(0), other, Block(c, "%roots").get(block), inverse)
         high.put(0, a[::-1] if inverse else a)
         b = b[::-1] if inverse else b
         for d, part in zip((0, lanes), (order[:lanes], order[lanes:]), strict=True):

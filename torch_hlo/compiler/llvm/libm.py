@@ -204,32 +204,22 @@ def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
     c.e.do(f"ret double {d.select(d.cmp('olt', d.abs('%x'), math.inf), result, math.nan)}")
 
 
-@_routine("sin", "cos", needs=("torch_hlo_reduce",))
-def _sin_or_cos(target: Target, name: str) -> str:
+@_routine("sin", "cos", "tan", needs=("torch_hlo_reduce",))
+def _circular(target: Target, name: str) -> str:
     c = _Code(target)
     d = c.d
     i = c.i
 
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
-        q = i.add(i.add(number, own), name == "cos")
-        result = in_quadrant(d, sine, cosine, q)
-        return result if name == "cos" else d.select(d.cmp("oeq", "%x", 0.0), "%x", result)
-
-    _near_or_reduced(c, value)
-    return c.text(name, "double", "double %x")
-
-
-@_routine("tan", needs=("torch_hlo_reduce",))
-def _tan(target: Target, name: str) -> str:
-    c = _Code(target)
-    d = c.d
-    i = c.i
-
-    def value(r: str, number: str) -> str:
-        sine, cosine, own = sin_cos(d, r)
-        odd = i.cmp("ne", i.bin("and", i.add(number, own), 1), 0)
-        result = d.div(d.select(odd, d.neg(cosine), sine), d.select(odd, sine, cosine))
+        q = i.add(number, own)
+        if name == "cos":
+            return in_quadrant(d, sine, cosine, i.add(q, 1))
+        if name == "sin":
+            result = in_quadrant(d, sine, cosine, q)
+        else:
+            odd = i.cmp("ne", i.bin("and", q, 1), 0)
+            result = d.div(d.select(odd, d.neg(cosine), sine), d.select(odd, sine, cosine))
         return d.select(d.cmp("oeq", "%x", 0.0), "%x", result)
 
     _near_or_reduced(c, value)
