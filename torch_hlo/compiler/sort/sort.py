@@ -7,6 +7,9 @@ operands then move once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from typing import NamedTuple
 
 from torch_hlo.hlo.ir import DTYPES, Computation, Dims, Instruction, Size, build, row_major_strides
@@ -42,35 +45,29 @@ def sort(program: Program, x: Instruction) -> None:
     n = shape.dims[axis]
     if shape.size == 0:
         return
-    rows: Size = 1
-    for d, extent in enumerate(shape.dims):
-        rows *= extent if d != axis else 1
-    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+    rows = prod(extent for d, extent in enumerate(shape.dims) if d != axis)
+    slots = slots_for(rows)
     scratch = program.scratch(n * 32 * slots)
     types = [o.dtype for o in operands]
     pointers = [f"{side}{i}" for i in range(len(types)) for side in ("from", "to")]
     f = Writer(program, "sort", item_parameters(["scratch", *pointers]))
     size = Sizes(f)
     key = sort_key(x["to_apply"], types)
-    with f.items() as slot:
-        # Slot s sorts the rows [s * rows / slots, (s + 1) * rows / slots).
-        first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
-        memory = f.gep("i8", "%scratch", f.mul(slot, size(n * 32)))
-        with f.loop(first, last) as row:
-            base = row_offset(f, size, shape.dims, axis, row)
-            stride = size(row_major_strides(shape.dims)[axis])
-            if key is None:
-                order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
-            elif isinstance(n, int) and n <= SHORT:
-                order = _rank_sort(f, key, types[key.operand], base, stride, n)
-            else:
-                order = radix_sort(f, key, types[key.operand], base, stride, size(n), memory)
-            with f.loop(0, size(n)) as i:
-                source = f.load_at("i64", order, i)
-                for k, t in enumerate(types):
-                    to = f.muladd(i, stride, base)
-                    by = f.muladd(source, stride, base)
-                    move(f, t, f"%to{k}", to, f"%from{k}", by)
+    with rows_of_slots(f, size, rows, n) as (row, memory):
+        base = row_offset(f, size, shape.dims, axis, row)
+        stride = size(row_major_strides(shape.dims)[axis])
+        if key is None:
+            order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
+        elif isinstance(n, int) and n <= SHORT:
+            order = _rank_sort(f, key, types[key.operand], base, stride, n)
+        else:
+            order = radix_sort(f, key, types[key.operand], base, stride, size(n), memory)
+        with f.loop(0, size(n)) as i:
+            source = f.load_at("i64", order, i)
+            for k, t in enumerate(types):
+                to = f.muladd(i, stride, base)
+                by = f.muladd(source, stride, base)
+                move(f, t, f"%to{k}", to, f"%from{k}", by)
     name = f.define()
     pointers = [program.at(scratch)]
     for operand, place in zip(operands, leaves(program.places(x)), strict=True):
@@ -84,6 +81,22 @@ def sort(program: Program, x: Instruction) -> None:
         slots,
         cost=cost,
     )
+
+
+def slots_for(rows: Size) -> int:
+    return min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+
+
+@contextmanager
+def rows_of_slots(f: Writer, size: Sizes, rows: Size, n: Size) -> Iterator[tuple[str, str]]:
+    """(a row of `n` elements, the scratch memory of its slot, 32 bytes per element). Slot s has the
+    rows [s * rows / slots, (s + 1) * rows / slots)."""
+    slots = slots_for(rows)
+    with f.items() as slot:
+        first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
+        memory = f.gep("i8", "%scratch", f.mul(slot, size(n * 32)))
+        with f.loop(first, last) as row:
+            yield row, memory
 
 
 def row_offset(f: Writer, size: Sizes, dims: Dims, axis: int, row: Int) -> Int:

@@ -23,7 +23,17 @@ from ..gather.gather_scatter import Sizes
 from ..llvm import Int, Target, item_parameters
 from ..matmul.product import hint
 from .partial_sort import selection_of
-from .sort import SLOTS, Key, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key
+from .sort import (
+    Key,
+    digit,
+    key_of,
+    radix_sort,
+    row_offset,
+    rows_of_slots,
+    slots_for,
+    sort_key,
+    unsigned_key,
+)
 
 PATIENCE = 3  # moves of kept elements per element of a row
 
@@ -85,7 +95,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
     axis = selected.axis
     rows = selected.rows
     n = fixed(dims[axis])
-    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+    slots = slots_for(rows)
     scratch = program.scratch(n * 32 * slots)
     types = [o.dtype for o in selected.sort.operands]
     key = sort_key(selected.sort["to_apply"], types)
@@ -96,18 +106,15 @@ def emit_selection(program: Program, x: Instruction) -> None:
     row = _FINDERS[what](f, key, types[key.operand], n, k, stride, program.target)
     result_dims = selected.results[0].dims
     step = size(row_major_strides(result_dims)[axis])
-    with f.items() as slot:
-        first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
-        memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
-        with f.loop(first, last) as number:
-            base = row_offset(f, size, dims, axis, number)
-            to = row_offset(f, size, result_dims, axis, number)
-            order = row.order(base, memory)
-            with f.loop(0, size(result_dims[axis])) as i:
-                source = f.load_at("i64", order, i)
-                for j in range(len(selected.numbers)):
-                    at = f.muladd(i, step, to)
-                    selected.write(f, j, source, at, base, stride)
+    with rows_of_slots(f, size, rows, n) as (number, memory):
+        base = row_offset(f, size, dims, axis, number)
+        to = row_offset(f, size, result_dims, axis, number)
+        order = row.order(base, memory)
+        with f.loop(0, size(result_dims[axis])) as i:
+            source = f.load_at("i64", order, i)
+            for j in range(len(selected.numbers)):
+                at = f.muladd(i, step, to)
+                selected.write(f, j, source, at, base, stride)
     name = f.define()
     pointers = [
         program.at(scratch),
@@ -156,6 +163,11 @@ class _Finder(ABC):
     def order(self, base: Int, memory: str) -> str:
         """Pointer to the positions of what is found in the row that starts at element `base`."""
 
+    def element(self, base: Int, at: Int) -> str:
+        """The key at position `at` as i64."""
+        v = key_of(self.f, self.key, self.dtype, self.f.muladd(at, self.stride, base))
+        return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
+
 
 class _First(_Finder):
     """Writes the selection of the first k of a row of `n` elements: `keys` and `places` hold the
@@ -202,11 +214,6 @@ class _First(_Finder):
             lambda: [radix_sort(f, self.key, self.dtype, base, self.stride, n, memory)],
             ["ptr"],
         )[0]
-
-    def element(self, base: Int, at: Int) -> str:
-        """The key at position `at` as i64."""
-        v = key_of(self.f, self.key, self.dtype, self.f.muladd(at, self.stride, base))
-        return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
 
     def offer(self, base: Int, at: Int) -> None:
         """Keep the element at `at` if it comes before the last one kept."""
@@ -268,8 +275,7 @@ class _Nth(_Finder):
             f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 2048, i1 false)")
         top = len(self.counts) - 1
         with f.loop(0, n) as i:
-            key = key_of(f, self.key, self.dtype, f.muladd(i, self.stride, base))
-            key = key if self.bits == 64 else f.op(f"zext i{self.bits} {key} to i64")
+            key = self.element(base, i)
             f.store_at("i64", key, keys, i)
             f.store_at("i64", i, places, i)
             self.count(key, top, 1)
