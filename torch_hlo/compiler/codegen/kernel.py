@@ -157,14 +157,20 @@ class Kernel(KernelValues):
     def lanes_at(self, first: Index, extent: Size, body: Callable[[Index], None]) -> None:
         """One vector of a loop over [0, extent) whose iterations are threads: `body(index)` writes
         the lanes from `first` on, a multiple of `lanes` that divides `extent`."""
+        with self._lanes_from(self.scalar(first), extent) as index:
+            body(index)
+
+    @contextmanager
+    def _lanes_from(self, start: str, extent: Size) -> Iterator[Index]:
+        """The index of one vector of lanes, the first one of which is `start`."""
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
-        self._names[var] = self.scalar(first)
+        self._names[var] = start
         saved = self.lane_var
         self.lane_var = var
         self._enter(parent.lines)
         with self._stored_last():
-            body(of(var))
+            yield of(var)
         self._pop(parent)
         self.lane_var = saved
 
@@ -187,23 +193,15 @@ class Kernel(KernelValues):
         numbers: Sequence[Index],
         body: Callable[[Index, Index], None],
     ) -> None:
-        parent = self.levels[-1]
-        lanes = column.extent + self.lanes - 1
-        var = variable("loop", (f"%t{self.unit.number()}",), lanes, parent.depth + 1)
-        self._names[var] = self._names[column]
-        saved = self.lane_var
-        self.lane_var = var
+        lines = self.levels[-1].lines
         blocks: dict[tuple[str, Index], list[str]] = {}
-        self._enter(parent.lines)
-        with self._stored_last():
+        with self._lanes_from(self._names[column], column.extent + self.lanes - 1) as index:
             for number in numbers:
                 self._tile = row, column, number, blocks
-                before = len(parent.lines)
-                body(number, of(var))
-                self.body_lines = max(self.body_lines, len(parent.lines) - before)
+                before = len(lines)
+                body(number, index)
+                self.body_lines = max(self.body_lines, len(lines) - before)
             self._tile = None
-        self._pop(parent)
-        self.lane_var = saved
 
     def tile_start(self, tile: Index, extent: int) -> Var:
         """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would

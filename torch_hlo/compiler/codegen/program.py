@@ -319,15 +319,12 @@ class Program:
 
     def copy(self, target: Place, source: Place) -> None:
         """Copy a whole buffer, unless it is the same one."""
-        if (target.word, target.offset) == (
-            source.word,
-            source.offset,
-        ) or source.nbytes == 0:
+        if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
             return
+        self._copy(self.at(target), self.at(source), self.size(source.nbytes))
+
+    def _copy(self, to: str, by: str, n: str) -> None:
         name = self.function("copy_bytes", _COPY)
-        to = self.at(target)
-        by = self.at(source)
-        n = self.size(source.nbytes)
         self.parallel(name, [f"ptr {to}", f"ptr {by}"], n, grain=65536, cost=0.08)
 
     def fetch(self, kind: str, place: Place) -> str:

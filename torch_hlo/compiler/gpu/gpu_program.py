@@ -282,18 +282,10 @@ class GpuProgram(Program):
             )
         return found
 
-    def copy(self, target: Place, source: Place) -> None:
-        if (target.word, target.offset) == (
-            source.word,
-            source.offset,
-        ) or source.nbytes == 0:
-            return
+    def _copy(self, to: str, by: str, n: str) -> None:
         # at the end of the program: after all steps
         if self._depth == 0 and self._branches.count > 1:
             self._host("branch", "i64 0", f"i64 {(1 << self._branches.count) - 2}")
-        to = self.at(target)
-        by = self.at(source)
-        n = self.size(source.nbytes)
         self._host("copy", f"ptr {to}", f"ptr {by}", f"i64 {n}")
 
     def fetch(self, kind: str, place: Place) -> str:

@@ -231,16 +231,11 @@ def _shift(x: Instruction, a: Array, b: Array) -> tuple[Array, Array, Array]:
     return _unsigned(x, a), np.where(big, np.uint64(0), amount), big
 
 
-@meaning("shift-left")
-def _shift_left(x: Instruction, a: Array, b: Array) -> Value:
+@meaning("shift-left", "shift-right-logical")
+def _shift_logical(x: Instruction, a: Array, b: Array) -> Value:
     bits, amount, big = _shift(x, a, b)
-    return np.where(big, np.uint64(0), bits << amount).astype(a.dtype)
-
-
-@meaning("shift-right-logical")
-def _shift_right_logical(x: Instruction, a: Array, b: Array) -> Value:
-    bits, amount, big = _shift(x, a, b)
-    return np.where(big, np.uint64(0), bits >> amount).astype(a.dtype)
+    moved = bits << amount if x.op == "shift-left" else bits >> amount
+    return np.where(big, np.uint64(0), moved).astype(a.dtype)
 
 
 @meaning("shift-right-arithmetic")
