@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,52 +63,43 @@ _ELEMENTWISE = {
 }
 
 
-def _foreach(overload: OpOverload) -> Callable:
+def _foreach(overload: OpOverload, *args: Any, **kwargs: Any) -> list[Instruction]:
     """Each argument is a list (one element per tensor) or the same for all tensors."""
-
-    def lowering(*args: Any, **kwargs: Any) -> list[Instruction]:
-        fn = LOWERINGS[overload]
-        shapes = expected_shapes()
-        count = len(shapes)
-        results = []
-        for i in range(count):
-            each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
-            results.append(nested(shapes[i : i + 1], fn, *each, **kwargs))
-        return results
-
-    return lowering
+    fn = LOWERINGS[overload]
+    shapes = expected_shapes()
+    count = len(shapes)
+    results = []
+    for i in range(count):
+        each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+        results.append(nested(shapes[i : i + 1], fn, *each, **kwargs))
+    return results
 
 
-def _fused_terms(overload: OpOverload) -> Callable:
+def _fused_terms(
+    overload: OpOverload,
+    xs: Sequence[Instruction],
+    a: Sequence[Instruction],
+    b: Sequence[Instruction],
+    scalars: Operand | Sequence[Scalar] = 1,
+) -> Sequence[Instruction]:
     """addcmul and addcdiv: the fourth argument is a scalar, a list of them, or a vector holding one
     per tensor."""
-    plain = _foreach(overload)
-
-    def lowering(
-        xs: Sequence[Instruction],
-        a: Sequence[Instruction],
-        b: Sequence[Instruction],
-        scalars: Operand | Sequence[Scalar] = 1,
-    ) -> Sequence[Instruction]:
-        if isinstance(scalars, Instruction):
-            values = [Weak(select_dim(scalars, 0, i)) for i in range(len(xs))]
-        else:
-            values = scalars if isinstance(scalars, (list, tuple)) else [scalars] * len(xs)
-        fn = LOWERINGS[overload]
-        return [
-            nested((s,), fn, *t, value=v)
-            for s, t, v in zip(expected_shapes(), zip(xs, a, b), values, strict=True)
-        ]
-
-    lowering.__name__ = plain.__name__
-    return lowering
+    if isinstance(scalars, Instruction):
+        values = [Weak(select_dim(scalars, 0, i)) for i in range(len(xs))]
+    else:
+        values = scalars if isinstance(scalars, (list, tuple)) else [scalars] * len(xs)
+    fn = LOWERINGS[overload]
+    return [
+        nested((s,), fn, *t, value=v)
+        for s, t, v in zip(expected_shapes(), zip(xs, a, b), values, strict=True)
+    ]
 
 
 for _name, _overload in _ELEMENTWISE.items():
     _packet = getattr(aten, f"_foreach_{_name}", None)
     if _packet is not None:
         lowers(_packet)(
-            _fused_terms(_overload) if _name in ("addcmul", "addcdiv") else _foreach(_overload)
+            partial(_fused_terms if _name in ("addcmul", "addcdiv") else _foreach, _overload)
         )
 
 
@@ -190,9 +182,10 @@ class Scalars:
     def __getattr__(self, name: str) -> Expr:
         return scalar(self._numbers[name], "f64")
 
-    def is_zero(self, name: str) -> bool:
+    def is_on(self, name: str) -> bool:
+        """Whether an option is true, or a number may be another than zero."""
         value = self._numbers[name]
-        return is_number(value) and value == 0
+        return not is_number(value) or value != 0
 
 
 def _times(x: Expr, scalar: Expr) -> Expr:
@@ -216,170 +209,101 @@ class _Scaling:
             written = self.kept(g, grad)
         return written, -g if self.maximize else g
 
-    def kept(self, new: Expr, old: Instruction) -> Instruction:
-        """The new value in the old one's dtype, or the old value when a gradient was infinite."""
+    def kept(self, new: Expr | None, old: Instruction | None) -> Instruction | None:
+        """The new value in the old one's dtype, or the old value when a gradient was infinite; the
+        old one where there is no new one."""
+        if new is None:
+            return old
         value = new.cast(old.dtype)
         if self.found_inf is None:
             return value.x
         return where(scalar(self.found_inf, "f32").eq(1), Expr(old), value).x
 
 
-def _adam_step(
-    p: Expr,
-    g: Expr,
-    m: Expr,
-    v: Expr,
-    vmax: Expr,
-    step: Instruction,
-    s: Scalars,
-    decoupled: bool,
-    amsgrad: bool,
-) -> tuple[Expr, ...]:
+State = Sequence[Instruction | None]  # of one parameter: an element of each further list
+
+
+def _fused(
+    step: Callable[[Expr, Expr, State, Scalars], Sequence[Expr | None]],
+    params: Sequence[Instruction],
+    grads: Sequence[Instruction],
+    *lists: Sequence[Instruction],
+    maximize: bool,
+    grad_scale: Instruction | None = None,
+    found_inf: Instruction | None = None,
+    **numbers: Any,
+) -> list[list[Instruction]]:
+    """`step(parameter, gradient, state, scalars)` for each parameter: its new value, and those of
+    the state."""
+    s = Scalars(**numbers)
+    scaling = _Scaling(maximize, grad_scale, found_inf)
+    rows = []
+    states = (some or [None] * len(params) for some in lists)
+    for param, grad, *state in zip(params, grads, *states, strict=True):
+        written, g = scaling.ready(grad)
+        p, *others = step(compute(param), g, state, s)
+        rows.append((scaling.kept(p, param), written, *map(scaling.kept, others, state)))
+    columns = [[x for x in c if x is not None] for c in zip(*rows, strict=True)]
+    if sum(map(len, columns)) < len(expected_shapes()):  # the counters, as they are
+        columns.append(list(lists[-1]))
+    return columns
+
+
+def _decayed(p: Expr, g: Expr, s: Scalars) -> Expr:
+    return g + _times(p, s.weight_decay) if s.is_on("weight_decay") else g
+
+
+def _adam_step(p: Expr, g: Expr, state: State, s: Scalars) -> Sequence[Expr | None]:
+    return _moments(p, _decayed(p, g, s), state, s)
+
+
+def _adamw_step(p: Expr, g: Expr, state: State, s: Scalars) -> Sequence[Expr | None]:
+    if s.is_on("weight_decay"):
+        p = _times(p, 1 - s.lr * s.weight_decay)
+    return _moments(p, g, state, s)
+
+
+def _moments(p: Expr, g: Expr, state: State, s: Scalars) -> Sequence[Expr | None]:
     """New (parameter, exp_avg, exp_avg_sq, max_exp_avg_sq)."""
-    if not s.is_zero("weight_decay"):
-        if decoupled:
-            p = _times(p, 1 - s.lr * s.weight_decay)
-        else:
-            g += _times(p, s.weight_decay)
+    *moments, largest, step = state
+    m, v = map(compute, moments)
     m += _times(g - m, 1 - s.beta1)
     v = _times(v, s.beta2) + _times(g * g, 1 - s.beta2)
     count = scalar(step, "f64")
     correction1, correction2 = (1 - power(beta, count) for beta in (s.beta1, s.beta2))
     second = v
-    if amsgrad:
-        vmax = second = maximum(vmax, v)
+    vmax = None
+    if s.is_on("amsgrad"):
+        vmax = second = maximum(compute(largest), v)
     root = sqrt(second) / second.like(sqrt(correction2).cast(second.dtype)) + s.eps.cast(
         second.dtype
     )
     return p - _times(m / root, s.lr / correction1), m, v, vmax
 
 
-def _fused_adam(decoupled: bool) -> Callable:
-    def lowering(
-        params: Sequence[Instruction],
-        grads: Sequence[Instruction],
-        exp_avgs: Sequence[Instruction],
-        exp_avg_sqs: Sequence[Instruction],
-        max_exp_avg_sqs: Sequence[Instruction],
-        steps: Sequence[Instruction],
-        *,
-        lr: Operand,
-        beta1: Scalar,
-        beta2: Scalar,
-        weight_decay: Scalar,
-        eps: Scalar,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: Instruction | None = None,
-        found_inf: Instruction | None = None,
-    ) -> list[list[Instruction]]:
-        s = Scalars(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps)
-        scaling = _Scaling(maximize, grad_scale, found_inf)
-        rows = []
-        for i, (p, grad, m, v, step) in enumerate(
-            zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)
-        ):
-            largest = max_exp_avg_sqs[i] if amsgrad else v
-            written, g = scaling.ready(grad)
-            new = _adam_step(
-                *(compute(t) if isinstance(t, Instruction) else t for t in (p, g, m, v, largest)),
-                step,
-                s,
-                decoupled,
-                amsgrad,
-            )
-            first, *others = map(scaling.kept, new, (p, m, v, largest))
-            rows.append((first, written, *others))
-        columns = [list(c) for c in zip(*rows, strict=True)]
-        if not amsgrad:
-            columns[4] = []
-        return columns
-
-    lowering.__name__ = "fused_adamw" if decoupled else "fused_adam"
-    return lowering
-
-
-lowers(aten._fused_adam)(_fused_adam(False))
-lowers(aten._fused_adamw)(_fused_adam(True))
-
-
-@lowers(aten._fused_sgd)
-def fused_sgd(
-    params: Sequence[Instruction],
-    grads: Sequence[Instruction],
-    momenta: Sequence[Instruction],
-    *,
-    weight_decay: float,
-    momentum: float,
-    lr: Operand,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    is_first_step: bool,
-    grad_scale: Instruction | None = None,
-    found_inf: Instruction | None = None,
-) -> tuple[list[Instruction], list[Instruction], list[Instruction]]:
-    s = Scalars(weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening)
-    scaling = _Scaling(maximize, grad_scale, found_inf)
-    new_params = []
-    new_grads = []
-    new_momenta = []
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        p = compute(param)
-        written, g = scaling.ready(grad)
-        new_grads.append(written)
-        if not s.is_zero("weight_decay"):
-            g += _times(p, s.weight_decay)
-        if momenta and not s.is_zero("momentum"):
-            buffer = (
-                g
-                if is_first_step
-                else _times(compute(momenta[i]), s.momentum) + _times(g, 1 - s.dampening)
-            )
-            new_momenta.append(scaling.kept(buffer, momenta[i]))
-            g = g + _times(buffer, s.momentum) if nesterov else buffer
-        elif momenta:
-            new_momenta.append(momenta[i])
-        new_params.append(scaling.kept(p - _times(g, s.lr), param))
-    return new_params, new_grads, new_momenta
-
-
-@lowers(aten._fused_adagrad)
-def fused_adagrad(
-    params: Sequence[Instruction],
-    grads: Sequence[Instruction],
-    sums: Sequence[Instruction],
-    steps: Sequence[Instruction],
-    *,
-    lr: Operand,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool,
-    grad_scale: Instruction | None = None,
-    found_inf: Instruction | None = None,
-) -> tuple[list[Instruction], ...]:
-    s = Scalars(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-    scaling = _Scaling(maximize, grad_scale, found_inf)
-    new_params = []
-    new_grads = []
-    new_sums = []
-    for param, grad, total, step in zip(params, grads, sums, steps, strict=True):
-        p = compute(param)
-        written, g = scaling.ready(grad)
-        new_grads.append(written)
-        if not s.is_zero("weight_decay"):
-            g += _times(p, s.weight_decay)
-        count = scalar(step, "f64")
-        rate = s.lr / (1 + (count - 1) * s.lr_decay)
-        squares = compute(total) + g * g
-        new_sums.append(scaling.kept(squares, total))
-        new_params.append(
-            scaling.kept(
-                p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate),
-                param,
-            )
+def _sgd_step(p: Expr, g: Expr, state: State, s: Scalars) -> Sequence[Expr | None]:
+    (momentum,) = state
+    g = _decayed(p, g, s)
+    buffer = None
+    if momentum is not None and s.is_on("momentum"):
+        buffer = (
+            g
+            if s.is_on("is_first_step")
+            else _times(compute(momentum), s.momentum) + _times(g, 1 - s.dampening)
         )
-    if len(expected_shapes()) == 3 * len(params):
-        return new_params, new_grads, new_sums
-    return new_params, new_grads, new_sums, list(steps)
+        g = g + _times(buffer, s.momentum) if s.is_on("nesterov") else buffer
+    return p - _times(g, s.lr), buffer
+
+
+def _adagrad_step(p: Expr, g: Expr, state: State, s: Scalars) -> Sequence[Expr | None]:
+    total, step = state
+    g = _decayed(p, g, s)
+    rate = s.lr / (1 + (scalar(step, "f64") - 1) * s.lr_decay)
+    squares = compute(total) + g * g
+    return p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate), squares
+
+
+lowers(aten._fused_adam)(partial(_fused, _adam_step))
+lowers(aten._fused_adamw)(partial(_fused, _adamw_step))
+lowers(aten._fused_sgd)(partial(_fused, _sgd_step))
+lowers(aten._fused_adagrad)(partial(_fused, _adagrad_step))
