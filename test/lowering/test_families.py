@@ -223,6 +223,22 @@ def test_embedding_backward(padding_idx, frequency):
     )
 
 
+def test_an_empty_bag_has_no_gradient():
+    weight, index = randn(7, 6), torch.tensor([3, 1, 3, 5])
+    offsets = torch.tensor([0, 2, 2])
+    options = (False, 2)  # the maximum of each bag
+    _, *found = aten._embedding_bag.default(weight, index, offsets, *options)
+    check(
+        aten._embedding_bag_dense_backward.default,
+        randn(3, 6),
+        index,
+        *found,
+        7,
+        *options,
+        None,
+    )
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("options", [(1, 0, 1, 0), (2, 1, 1, 1), (2, 2, 2, 1), (3, 1, 2, 2)])

@@ -23,6 +23,7 @@ from ..core import (
     where,
 )
 from ..reduction.reduce import fold
+from ..shape.index import embedding_dense_backward
 
 SUM = 0
 MEAN = 1
@@ -110,24 +111,18 @@ def embedding_bag_backward(
 ) -> Instruction:
     shape = expected()
     dtype = promote.compute_type(shape.dtype)
-    zero = promote.full(0, dtype, shape.dims)
-    g = promote.cast(grad, dtype)
+    g = Expr(grad).cast(dtype)
     if mode == MAX:
-        return finish(put_along(zero, maximum_indices, g, 0))
-    rows = Expr(gather_dim(g, bag, 0))
-    index = Expr(indices).cast("s64")
+        g = where(Expr(sizes).eq(0).spread(g.dims), 0, g)  # an empty bag has no maximum
+        zero = promote.full(0, dtype, shape.dims)
+        return finish(put_along(zero, maximum_indices, g.x, 0))
+    rows = Expr(gather_dim(g.x, bag, 0))
     if mode == MEAN:
         size = Expr(gather_dim(promote.cast(sizes, dtype), bag, 0))
         rows /= where(size.eq(0), 1, size).spread(rows.dims)
     if per_sample_weights is not None:
         rows *= Expr(per_sample_weights).cast(dtype).spread(rows.dims)
-    if scale_grad_by_freq:
-        ones = promote.full(1, dtype, index.dims)
-        counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), index.x, ones, 0)
-        rows /= Expr(gather_dim(counts, index.x, 0)).spread(rows.dims)
-    if padding_idx >= 0:
-        rows = where(index.eq(padding_idx).spread(rows.dims), 0, rows)
-    return finish(scatter_dim(zero, index.x, rows.x, 0))
+    return embedding_dense_backward(rows.x, indices, num_weights, padding_idx, scale_grad_by_freq)
 
 
 @lowers(aten._embedding_bag_backward)
