@@ -7,8 +7,7 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, instr
-from torch_hlo.hlo.ir.literal import literal
+from torch_hlo.hlo.ir import Instruction, Instructions, Size, build
 
 from ..core import (
     Expr,
@@ -98,6 +97,15 @@ def cdist(
     return finish(norm(d, float(p), (d.rank - 1,)))
 
 
+def _gradient(grad: Instruction, d: Expr, distances: Instruction, p: float) -> Expr:
+    """Gradient of the differences `d`, whose p-norms are `distances`."""
+    g, distance = (
+        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), d.rank - 1), d.dims))
+        for v in (grad, distances)
+    )
+    return g * _slope(d, distance, float(p))
+
+
 def _slope(d: Expr, distance: Expr, p: float) -> Expr:
     """Derivative of the p-norm of `d` by its elements; `distance` is the norm, repeated."""
     sign = (d > 0).cast(d.dtype) - (d < 0).cast(d.dtype)
@@ -124,29 +132,14 @@ def cdist_backward(
     distances: Instruction,
 ) -> Instruction:
     d = _differences(compute(a).x, compute(b).x)
-    last = d.rank - 1
-    repeated = (
-        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims))
-        for v in (grad, distances)
-    )
-    g, size = repeated
-    shape = expected()
-    total = fold(g * _slope(d, size, float(p)), (last - 1,))
-    return promote.cast(sum_to(total.x, shape.dims), shape.dtype)
+    total = fold(_gradient(grad, d, distances, p), (d.rank - 2,))
+    return finish(sum_to(total.x, expected().dims))
 
 
 def _pairs(n: Size) -> Instructions:
     """Row numbers (i, j) of all pairs i < j."""
     both = torch.combinations(torch.arange(n), 2) if n > 1 else torch.zeros(0, 2, dtype=torch.int64)
-    return tuple(
-        instr(
-            "constant",
-            (),
-            Shape("s64", (len(both),)),
-            literal=literal(both[:, k].numpy(), "s64"),
-        )
-        for k in range(2)
-    )
+    return tuple(build.constant(rows.numpy(), "s64") for rows in both.T)
 
 
 def _pair_differences(x: Expr) -> tuple[Expr, Instruction, Instruction]:
@@ -168,10 +161,6 @@ def pdist_backward(
     distances: Instruction,
 ) -> Instruction:
     d, i, j = _pair_differences(compute(x))
-    g, size = (
-        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances)
-    )
-    slope = g * _slope(d, size, float(p))
+    slope = _gradient(grad, d, distances, p)
     zero = promote.full(0, d.dtype, x.dims)
-    total = scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0)
-    return promote.cast(total, expected().dtype)
+    return finish(scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0))
