@@ -76,41 +76,38 @@ def _affine(x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
 
 
 @lowers(aten.native_layer_norm_backward)
-def native_layer_norm_backward(
+def native_layer_norm_backward(*args: Any) -> Results:
+    return _results(*_layer_gradients(*args))
+
+
+def _layer_gradients(
     grad: Instruction,
     x: Instruction,
     normalized_shape: Sequence[Size],
-    mean: Instruction,
+    mean: Instruction | None,
     rstd: Instruction,
     weight: Instruction | None,
     bias: Instruction | None,
     mask: Sequence[bool],
-) -> Results:
+) -> tuple[Expr | None, ...]:
+    """Of `x`, rstd * (g - mean(g) - normal * mean(g * normal)) for the gradient g of what is
+    normalised, of the weight and of the bias. Without a `mean` none was subtracted (RMS)."""
     value = compute(x)
     g = compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     outer = tuple(range(dims[0] if dims else value.rank))
-    mean = value.like(mean)
     rstd = value.like(rstd)
-    normal = (value - mean) * rstd
+    normal = (value if mean is None else value - value.like(mean)) * rstd
     dx = dw = db = None
     if mask[0]:
-        dx = _input_gradient(g if weight is None else g * _like(weight, g), normal, rstd, dims)
+        scaled = g if weight is None else g * _like(weight, g)
+        inner = scaled if mean is None else scaled - keep(average(scaled, dims), g.dims, dims)
+        dx = rstd * (inner - normal * keep(average(scaled * normal, dims), g.dims, dims))
     if mask[1] and weight is not None:
         dw = fold(g * normal, outer)
-    if mask[2] and bias is not None:
+    if bias is not None and mask[2]:
         db = fold(g, outer)
-    return _results(dx, dw, db)
-
-
-def _input_gradient(g: Expr, normal: Expr, rstd: Expr, dims: Sequence[int]) -> Expr:
-    """rstd * (g - mean(g) - normal * mean(g * normal))."""
-    inner = (
-        g
-        - keep(average(g, dims), g.dims, dims)
-        - normal * keep(average(g * normal, dims), g.dims, dims)
-    )
-    return rstd * inner
+    return dx, dw, db
 
 
 @lowers(aten._fused_rms_norm)
@@ -138,18 +135,8 @@ def fused_rms_norm_backward(
     weight: Instruction | None,
     mask: Sequence[bool],
 ) -> Results:
-    value = compute(x)
-    g = compute(grad)
-    dims = _normalised_dims(value, normalized_shape)
-    rstd = value.like(rstd)
-    normal = value * rstd
-    dx = dw = None
-    if mask[0]:
-        scaled = g if weight is None else g * _like(weight, g)
-        dx = rstd * (scaled - normal * keep(average(scaled * normal, dims), g.dims, dims))
-    if mask[1] and weight is not None:
-        dw = fold(g * normal, tuple(range(dims[0])))
-    return _results(dx, dw)
+    found = _layer_gradients(grad, x, normalized_shape, None, rstd, weight, None, mask)
+    return _results(*found[:2])
 
 
 # Batch normalisation: the channel is dimension 1.
