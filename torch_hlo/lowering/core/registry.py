@@ -88,10 +88,7 @@ def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[F], F]:
         for target in targets:
             for overload in overloads(target):
                 if overload in LOWERINGS:
-                    raise ValueError(
-                        f"{overload} has two lowerings: {LOWERINGS[overload].__name__},"
-                        f" {fn.__name__}"
-                    )
+                    raise ValueError(f"{overload} has two lowerings: {LOWERINGS[overload]}, {fn}")
                 LOWERINGS[overload] = fn
         return fn
 

@@ -8,6 +8,7 @@ Where the process has LAPACK's C symbols machine code calls them (compiler/linal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch_hlo.compiler.linalg.lapack import SYMBOLS
@@ -49,14 +50,10 @@ def _routine(op: OpOverload, *args: Any, **kwargs: Any) -> dict[str, list[Any]]:
     )
 
 
-def _call(op: OpOverload) -> Callable[..., Results]:
-    def lowering(*args: Any, **kwargs: Any) -> Results:
-        routine = _routine(op, *args, **kwargs)
-        return opaque(op, args, kwargs, expected_shapes(), library=True, **routine)
-
-    lowering.__name__ = op.name()
-    return lowering
+def _call(op: OpOverload, *args: Any, **kwargs: Any) -> Results:
+    routine = _routine(op, *args, **kwargs)
+    return opaque(op, args, kwargs, expected_shapes(), library=True, **routine)
 
 
 for _op in CALLED:
-    lowers(_op)(_call(_op))
+    lowers(_op)(partial(_call, _op))

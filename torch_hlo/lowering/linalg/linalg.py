@@ -181,7 +181,20 @@ def _named(name: str, config: str, a: Instruction, meaning: Callable) -> list[Ex
     return [Expr(r) for r in named_call(name, config, (a,), lambda x: [r.x for r in meaning(x)])]
 
 
-def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
+def _repeat(
+    steps: Size, body: Callable[..., Sequence[Expr]], start: Sequence[Expr]
+) -> Sequence[Expr]:
+    """The values after `body(k, *values)` for each k below `steps`."""
+    if any(_is_empty(v.x) for v in start):
+        return start
+    return while_loop(
+        lambda k, *values: k < steps,
+        lambda k, *values: (k + 1, *body(k, *values)),
+        (scalar(0, "s64"), *start),
+    )[1:]
+
+
+def _lu_loops(a: Instruction) -> Sequence[Expr]:
     *batch, m, n = a.dims
     steps = min(m, n)
     vector = (*batch, m)
@@ -206,20 +219,10 @@ def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
         )
         x = where((i > k) & (j > k), x - factor * row_p, where((i > k) & j.eq(k), factor, x))
         spots = iota(pivots.dims, -1)
-        return (
-            k + 1,
-            x,
-            where(spots.eq(k), p.spread(pivots.dims), pivots),
-            order,
-        )
+        return x, where(spots.eq(k), p.spread(pivots.dims), pivots), order
 
-    start = (
-        scalar(0, "s64"),
-        Expr(a),
-        Expr(promote.full(0, "s64", (*batch, steps))),
-        iota(vector, last),
-    )
-    return start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
+    zeros = Expr(promote.full(0, "s64", (*batch, steps)))
+    return _repeat(steps, body, (Expr(a), zeros, iota(vector, last)))
 
 
 def _size(x: Expr) -> Expr:
@@ -246,15 +249,10 @@ def _order_of(pivots: Instruction, m: Size) -> Expr:
     """The permutation that a sequence of row swaps (from 1) makes."""
     *batch, steps = pivots.dims
 
-    def body(k: Expr, swaps: Expr, order: Expr) -> tuple[Expr, Expr, Expr]:
-        return k + 1, swaps, _swapped(order, k, _column(swaps, k))
+    def body(k: Expr, swaps: Expr, order: Expr) -> tuple[Expr, Expr]:
+        return swaps, _swapped(order, k, _column(swaps, k))
 
-    start = (
-        scalar(0, "s64"),
-        Expr(pivots).cast("s64") - 1,
-        iota((*batch, m), -1),
-    )
-    return start[2] if _is_empty(pivots) else while_loop(lambda k, *rest: k < steps, body, start)[2]
+    return _repeat(steps, body, (Expr(pivots).cast("s64") - 1, iota((*batch, m), -1)))[1]
 
 
 def _permuted(x: Instruction, order: Expr) -> Instruction:
@@ -486,14 +484,9 @@ def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
         column = v.add_dim(-1)
         r -= 2 * matrix_product(column, matrix_product(row, r))
         q -= 2 * matrix_product(matrix_product(q, column), row)
-        return k + 1, q, r
+        return q, r
 
-    start = (
-        scalar(0, "s64"),
-        Expr(_identity((*batch, m, m), a.dtype)),
-        Expr(a),
-    )
-    q, r = start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
+    q, r = _repeat(steps, body, (Expr(_identity((*batch, m, m), a.dtype)), Expr(a)))
     return (
         Expr(slice_dim(q.x, -1, 0, width)),
         r,

@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -132,20 +133,21 @@ def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> I
     return finish(product)
 
 
-def _added(product: Callable[..., Expr]) -> Callable[..., Instruction]:
+def _added(
+    product: Callable[..., Expr],
+    bias: Instruction,
+    a: Instruction,
+    b: Instruction,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
     """A product that is added to a bias."""
-
-    def lowering(
-        bias: Instruction, a: Instruction, b: Instruction, beta: Scalar = 1, alpha: Scalar = 1
-    ) -> Instruction:
-        return _combine(bias, product(a, b), beta, alpha)
-
-    return lowering
+    return _combine(bias, product(a, b), beta, alpha)
 
 
-lowers(aten.addmm.default, aten.baddbmm.default)(_added(matrix_product))
-lowers(aten.addbmm.default)(_added(lambda a, b: dot(a, b, (0, 2), (0, 1))))
-lowers(aten.addmv)(_added(lambda a, v: dot(a, v, (1,), (0,))))
+lowers(aten.addmm.default, aten.baddbmm.default)(partial(_added, matrix_product))
+lowers(aten.addbmm.default)(partial(_added, lambda a, b: dot(a, b, (0, 2), (0, 1))))
+lowers(aten.addmv)(partial(_added, lambda a, v: dot(a, v, (1,), (0,))))
 
 
 def affine(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Expr:

@@ -4,7 +4,8 @@ There is one per kind of device: recording and torch.compile see the one that Py
 mean the same. Arguments and results have the same names, and places of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
@@ -79,53 +80,46 @@ class _Call:
         return {"seed": seed, "offset": offset}
 
 
-def _forward(op: OpOverload) -> Callable[..., Results]:
+def _forward(op: OpOverload, *args: Any, **kwargs: Any) -> Results:
     names = [r.name for r in op._schema.returns]
-
-    def forward(*args: Any, **kwargs: Any) -> Results:
-        call = _Call.of(op, args, kwargs)
-        out, rows = attention(*call.inputs, call.bias, **call.options)
-        shapes = expected_shapes()
-        state = [promote.scalar(kwargs.get(name) or 0, "s64") for name in ("seed", "offset")]
-        found = {
-            "output": out,
-            "philox_seed": state[0],
-            "philox_offset": state[1],
-            "rng_state": stack(state, 0),
-            "unused": state[1],
-            "debug_attn_mask": promote.full(0, out.dtype, (0,)),
-        }
-        found["logsumexp"] = found["log_sumexp"] = _laid_out(rows, shapes[1])
-        wanted = names if len(shapes) == len(names) else [n for n in names if n[:4] != "max_"]
-        return finish_all(*map(found.get, wanted))
-
-    return forward
+    call = _Call.of(op, args, kwargs)
+    out, rows = attention(*call.inputs, call.bias, **call.options)
+    shapes = expected_shapes()
+    state = [promote.scalar(kwargs.get(name) or 0, "s64") for name in ("seed", "offset")]
+    found = {
+        "output": out,
+        "philox_seed": state[0],
+        "philox_offset": state[1],
+        "rng_state": stack(state, 0),
+        "unused": state[1],
+        "debug_attn_mask": promote.full(0, out.dtype, (0,)),
+    }
+    found["logsumexp"] = found["log_sumexp"] = _laid_out(rows, shapes[1])
+    wanted = names if len(shapes) == len(names) else [n for n in names if n[:4] != "max_"]
+    return finish_all(*map(found.get, wanted))
 
 
-def _backward(op: OpOverload) -> Callable[..., Results]:
-    def backward(*args: Any, **kwargs: Any) -> Results:
-        call = _Call.of(op, args, kwargs)
-        given = call.given
-        bias = call.bias
-        mask = given.get("grad_input_mask", (True, True, True, False))
-        query = given["query"]
-        wants_bias = bias is not None and mask[3] and bias.dtype != "pred"
-        results: list[Instruction | None] = [
-            *attention_backward(
-                given.get("grad_out", given.get("grad_out_")),
-                *call.inputs,
-                bias,
-                given["out"],
-                _rows(given["logsumexp"], query),
-                wants_bias,
-                **call.options | call.kept,
-            )
-        ]
-        if not wants_bias:
-            results.append(promote.scalar(0, query.dtype))
-        return finish_all(*results[: len(expected_shapes())])
-
-    return backward
+def _backward(op: OpOverload, *args: Any, **kwargs: Any) -> Results:
+    call = _Call.of(op, args, kwargs)
+    given = call.given
+    bias = call.bias
+    mask = given.get("grad_input_mask", (True, True, True, False))
+    query = given["query"]
+    wants_bias = bias is not None and mask[3] and bias.dtype != "pred"
+    results: list[Instruction | None] = [
+        *attention_backward(
+            given.get("grad_out", given.get("grad_out_")),
+            *call.inputs,
+            bias,
+            given["out"],
+            _rows(given["logsumexp"], query),
+            wants_bias,
+            **call.options | call.kept,
+        )
+    ]
+    if not wants_bias:
+        results.append(promote.scalar(0, query.dtype))
+    return finish_all(*results[: len(expected_shapes())])
 
 
 def _laid_out(rows: Instruction, shape: Shape | None) -> Instruction:
@@ -145,5 +139,5 @@ def _rows(kept: Instruction, query: Instruction) -> Instruction:
 
 
 for _packet, _gradient in zip(OPS, BACKWARD, strict=True):
-    lowers(_packet.default)(_forward(_packet.default))
-    lowers(_gradient.default)(_backward(_gradient.default))
+    lowers(_packet.default)(partial(_forward, _packet.default))
+    lowers(_gradient.default)(partial(_backward, _gradient.default))

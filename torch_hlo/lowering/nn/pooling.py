@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
@@ -300,53 +301,48 @@ def _keeps(a: Instruction, b: Instruction) -> Instruction:
     return build.and_(stays, build.compare(b, b, "EQ")) if a.kind == "f" else stays
 
 
-def _max_pool_backward(n: int) -> Callable[..., Any]:
-    def lowering(
-        grad: Instruction,
-        x: Instruction,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        ceil_mode: bool,
-        indices: Instruction,
-    ) -> Instruction:
-        """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd
-        hands in those of the forward."""
-        shape = expected()
-        w = _Windows.of(n, kernel, stride, padding, dilation)
-        # Where windows overlap gradients are added up in the wide type.
-        dtype = (
-            promote.compute_type(shape.dtype)
-            if any(k > s for k, s in zip(w.kernel, w.stride, strict=True))
-            else shape.dtype
-        )
-        window = _leading(shape.rank, n) + w.over(shape.dims[-n:], grad.dims[-n:])
-        select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
-        values = (promote.cast(v, dtype) for v in (x, grad))
-        zero = promote.constant(0, dtype)
-        return promote.cast(
-            build.select_and_scatter(*values, zero, tuple(window), select, "add"),
-            shape.dtype,
-        )
+@lowers(aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward)
+def max_pool_backward(
+    grad: Instruction,
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Instruction,
+) -> Instruction:
+    """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd hands in
+    those of the forward."""
+    n = _pooled(x, kernel)
+    shape = expected()
+    w = _Windows.of(n, kernel, stride, padding, dilation)
+    # Where windows overlap gradients are added up in the wide type.
+    dtype = (
+        promote.compute_type(shape.dtype)
+        if any(k > s for k, s in zip(w.kernel, w.stride, strict=True))
+        else shape.dtype
+    )
+    window = _leading(shape.rank, n) + w.over(shape.dims[-n:], grad.dims[-n:])
+    select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
+    values = (promote.cast(v, dtype) for v in (x, grad))
+    zero = promote.constant(0, dtype)
+    return promote.cast(
+        build.select_and_scatter(*values, zero, tuple(window), select, "add"),
+        shape.dtype,
+    )
 
-    return lowering
 
-
-def _add_at_indices(n: int) -> Callable[..., Any]:
-    def lowering(grad: Instruction, x: Instruction, *args: Any) -> Instruction:
-        """Add each gradient at the position recorded in the last argument."""
-        return _unpool_add(grad, args[-1], expected(), n)
-
-    return lowering
+def _add_at_indices(n: int, grad: Instruction, x: Instruction, *args: Any) -> Instruction:
+    """Add each gradient at the position recorded in the last argument."""
+    return _unpool_add(grad, args[-1], expected(), n)
 
 
 for _n in (2, 3):
-    lowers(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_max_pool_backward(_n))
     lowers(
         getattr(aten, f"adaptive_max_pool{_n}d_backward"),
         getattr(aten, f"fractional_max_pool{_n}d_backward"),
-    )(_add_at_indices(_n))
+    )(partial(_add_at_indices, _n))
 
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -> Instruction:

@@ -10,6 +10,8 @@ symbolic sizes the gradient is scattered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -187,7 +189,7 @@ def tables(taps: list[Tap], out: Size) -> list[tuple[np.ndarray, np.ndarray | No
 
 def _reads(x: Instruction) -> bool:
     """Whether a value depends on a parameter."""
-    return x.op == "parameter" or not x.shape.is_static or any(_reads(o) for o in x.operands)
+    return x.op == "parameter" or not x.is_static or any(_reads(o) for o in x.operands)
 
 
 def constant_taps(found: list[tuple[np.ndarray, np.ndarray | None]], dtype: str) -> list[Tap]:
@@ -250,66 +252,63 @@ def _in_memory(x: Expr) -> Expr:
     return Expr(build.opt_barrier(x.x))
 
 
-def _scales(scales: Sequence[float | None], n: int) -> list:
-    return [*scales, *[None] * (n - len(scales))]
+def _options(taps: Callable, rest: tuple, rank: int) -> tuple[bool, list]:
+    """align_corners, and the dimensions with their scales; what copies has no align_corners."""
+    align, scales = (False, rest) if taps in _COPIES else (rest[0], rest[1:])
+    return align, list(zip_longest(range(2, rank), scales))
 
 
-def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
-    def lowering(x: Instruction, output_size: Sequence[Size], *rest: Any) -> Instruction:
-        shape = expected()
-        align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
-        n = x.rank - 2
-        copies = taps in (nearest, nearest_exact)
-        dtype = promote.compute_type(x.dtype) if promote.is_floating(x.dtype) else "f32"
-        value = Expr(x) if copies else Expr(x).cast(dtype)
-        # the innermost first, while arrays are small: it is the dearest
-        for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):
-            if not copies and d < n + 1:
-                value = _in_memory(value)
-            axis = Axis(value.dims[d], shape.dims[d], align, scale, dtype)
-            value = resample(value, d, taps(axis))
-        if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
-            value = minimum(maximum(round_even(value), 0), 255)
-        return finish(value)
-
-    return lowering
+def _forward(
+    taps: Callable, x: Instruction, output_size: Sequence[Size], *rest: Any
+) -> Instruction:
+    shape = expected()
+    align, scales = _options(taps, rest, x.rank)
+    copies = taps in _COPIES
+    dtype = promote.compute_type(x.dtype) if promote.is_floating(x.dtype) else "f32"
+    value = Expr(x) if copies else Expr(x).cast(dtype)
+    # the innermost first, while arrays are small: it is the dearest
+    for d, scale in reversed(scales):
+        if not copies and d < x.rank - 1:
+            value = _in_memory(value)
+        axis = Axis(value.dims[d], shape.dims[d], align, scale, dtype)
+        value = resample(value, d, taps(axis))
+    if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
+        value = minimum(maximum(round_even(value), 0), 255)
+    return finish(value)
 
 
-def _backward(taps: Callable, has_align: bool) -> Callable[..., Any]:
-    def lowering(
-        grad: Instruction,
-        output_size: Sequence[Size],
-        input_size: Sequence[Size],
-        *rest: Any,
-    ) -> Instruction:
-        shape = expected()
-        align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
-        g = compute(grad)
-        n = shape.rank - 2
-        for d, scale in enumerate(_scales(scales, n), 2):
-            if d > 2:
-                g = _in_memory(g)
-            axis = Axis(shape.dims[d], g.dims[d], align, scale, g.dtype)
-            g = resample_adjoint(g, d, axis.size, taps(axis))
-        return finish(g)
-
-    return lowering
+def _backward(
+    taps: Callable,
+    grad: Instruction,
+    output_size: Sequence[Size],
+    input_size: Sequence[Size],
+    *rest: Any,
+) -> Instruction:
+    shape = expected()
+    align, scales = _options(taps, rest, shape.rank)
+    g = compute(grad)
+    for d, scale in scales:
+        if d > 2:
+            g = _in_memory(g)
+        axis = Axis(shape.dims[d], g.dims[d], align, scale, g.dtype)
+        g = resample_adjoint(g, d, axis.size, taps(axis))
+    return finish(g)
 
 
-_MODES = {
-    "upsample_nearest1d": (nearest, False),
-    "upsample_nearest2d": (nearest, False),
-    "upsample_nearest3d": (nearest, False),
-    "_upsample_nearest_exact1d": (nearest_exact, False),
-    "_upsample_nearest_exact2d": (nearest_exact, False),
-    "_upsample_nearest_exact3d": (nearest_exact, False),
-    "upsample_linear1d": (linear, True),
-    "upsample_bilinear2d": (linear, True),
-    "upsample_trilinear3d": (linear, True),
-    "upsample_bicubic2d": (cubic, True),
-    "_upsample_bilinear2d_aa": (antialiased(_triangle, 1.0), True),
-    "_upsample_bicubic2d_aa": (antialiased(_cubic_filter, 2.0), True),
-}
-for _name, (_taps, _align) in _MODES.items():
-    lowers(getattr(aten, _name).default)(_forward(_taps, _align))
-    lowers(getattr(aten, f"{_name}_backward").default)(_backward(_taps, _align))
+_COPIES = (nearest, nearest_exact)
+for _taps, *_names in (
+    (nearest, "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    (
+        nearest_exact,
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+    ),
+    (linear, "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+    (cubic, "upsample_bicubic2d"),
+    (antialiased(_triangle, 1.0), "_upsample_bilinear2d_aa"),
+    (antialiased(_cubic_filter, 2.0), "_upsample_bicubic2d_aa"),
+):
+    for _name in _names:
+        lowers(getattr(aten, _name).default)(partial(_forward, _taps))
+        lowers(getattr(aten, f"{_name}_backward").default)(partial(_backward, _taps))

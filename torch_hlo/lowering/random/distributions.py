@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir import Dims, Instruction, Shape, Size
+from torch_hlo.hlo.ir import Dims, Instruction, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
@@ -112,16 +112,11 @@ def randn(
     key: Key,
     **kwargs: Any,
 ) -> Instruction:
+    return _normal(0.0, 1.0, key)
+
+
+def _normal(mean: Operand, std: Operand, key: Key) -> Instruction:
     shape = expected()
-    return _normal(shape, 0.0, 1.0, key)
-
-
-def _normal(
-    shape: Shape,
-    mean: Operand,
-    std: Operand,
-    key: Key,
-) -> Instruction:
     if shape.kind == "c":  # variance 1 in all
         part = promote.real_type(shape.dtype)
         halves = [normal(shape.dims, part, key, s) * math.sqrt(0.5) for s in (0, 2)]
@@ -165,7 +160,7 @@ def normal_(
     key: Key,
     **kwargs: Any,
 ) -> Instruction:
-    return _normal(expected(), mean, std, key)
+    return _normal(mean, std, key)
 
 
 @_draws(aten.normal_functional)
@@ -176,7 +171,7 @@ def normal_functional(
     *,
     key: Key,
 ) -> Instruction:
-    return _normal(expected(), mean, std, key)
+    return _normal(mean, std, key)
 
 
 # Bernoulli and integers
@@ -254,11 +249,8 @@ def _largest(dtype: str) -> int:
 
 
 # Other distributions, by inversion
-def _inverted(
-    shape: Shape,
-    key: Key,
-    transform: Callable[[Expr], Expr],
-) -> Instruction:
+def _inverted(key: Key, transform: Callable[[Expr], Expr]) -> Instruction:
+    shape = expected()
     dtype = promote.compute_type(shape.dtype) if shape.kind == "f" else "f64"
     return finish(transform(open_uniform(shape.dims, dtype, key)))
 
@@ -270,7 +262,7 @@ def exponential(
     *,
     key: Key,
 ) -> Instruction:
-    return _inverted(expected(), key, lambda u: -log(u) / lambd)
+    return _inverted(key, lambda u: -log(u) / lambd)
 
 
 @_draws(aten.geometric)
@@ -284,7 +276,7 @@ def geometric(
         value = floor(log(u) / log1p(-u.like(p))) + 1
         return where(value < 1, 1, value)
 
-    return _inverted(expected(), key, transform)
+    return _inverted(key, transform)
 
 
 @_draws(aten.cauchy)
@@ -295,11 +287,7 @@ def cauchy(
     *,
     key: Key,
 ) -> Instruction:
-    return _inverted(
-        expected(),
-        key,
-        lambda u: tan((u - 0.5) * math.pi) * sigma + median,
-    )
+    return _inverted(key, lambda u: tan((u - 0.5) * math.pi) * sigma + median)
 
 
 @_draws(aten.log_normal)

@@ -3,6 +3,7 @@ variances."""
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr, tuple
 from ..core import (
     Expr,
     LoweringError,
-    Results,
     Scalar,
     Weak,
     absolute,
@@ -135,14 +135,10 @@ def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
     return fold(x, dims, "maximum" if largest else "minimum")
 
 
-@lowers(aten.amax, aten.max.default)
-def amax(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
-    return result(extreme(Expr(x), axes(dim, x.rank), True))
-
-
-@lowers(aten.amin, aten.min.default)
-def amin(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
-    return result(extreme(Expr(x), axes(dim, x.rank), False))
+def _extreme_value(
+    largest: bool, x: Instruction, dim: Sequence[int] = (), keepdim: bool = False
+) -> Instruction:
+    return result(extreme(Expr(x), axes(dim, x.rank), largest))
 
 
 def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
@@ -171,24 +167,18 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
     return Expr(get(both, 0)), Expr(get(both, 1))
 
 
-def _extreme_with_index(x: Instruction, dim: int, largest: bool) -> tuple[Instruction, Instruction]:
+def _extreme_with_index(
+    largest: bool, x: Instruction, dim: int, keepdim: bool = False
+) -> tuple[Instruction, Instruction]:
     if not x.rank:
         return x, promote.full(0, "s64", ())
     value, index = arg_extreme(Expr(x), axis(dim, x.rank), largest)
     return result(value), result(index, 1)
 
 
-@lowers(aten.max.dim)
-def max_dim(x: Instruction, dim: int, keepdim: bool = False) -> Results:
-    return _extreme_with_index(x, dim, True)
-
-
-@lowers(aten.min.dim)
-def min_dim(x: Instruction, dim: int, keepdim: bool = False) -> Results:
-    return _extreme_with_index(x, dim, False)
-
-
-def _arg(x: Instruction, dim: int | None, largest: bool) -> Instruction:
+def _extreme_index(
+    largest: bool, x: Instruction, dim: int | None = None, keepdim: bool = False
+) -> Instruction:
     if not x.rank:
         return promote.full(0, "s64", expected().dims)
     if dim is None:
@@ -197,14 +187,13 @@ def _arg(x: Instruction, dim: int | None, largest: bool) -> Instruction:
     return result(arg_extreme(Expr(x), axis(dim, x.rank), largest)[1])
 
 
-@lowers(aten.argmax)
-def argmax(x: Instruction, dim: int | None = None, keepdim: bool = False) -> Instruction:
-    return _arg(x, dim, True)
-
-
-@lowers(aten.argmin)
-def argmin(x: Instruction, dim: int | None = None, keepdim: bool = False) -> Instruction:
-    return _arg(x, dim, False)
+for _fn, _of_largest, _of_smallest in (
+    (_extreme_value, (aten.amax, aten.max.default), (aten.amin, aten.min.default)),
+    (_extreme_with_index, (aten.max.dim,), (aten.min.dim,)),
+    (_extreme_index, (aten.argmax,), (aten.argmin,)),
+):
+    lowers(*_of_largest)(partial(_fn, True))
+    lowers(*_of_smallest)(partial(_fn, False))
 
 
 # Variance in two passes: exact enough in f32 and easy to fuse.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
@@ -188,15 +189,10 @@ def eye(*args: Any, **kwargs: Any) -> Instruction:
     return promote.cast(on_diagonal(shape.dims), shape.dtype)
 
 
-@lowers(aten.tril)
-def tril(x: Instruction, diagonal: Size = 0) -> Instruction:
-    return _masked(x, on_diagonal(x.dims, diagonal, "LE"))
+def _triangle(direction: str, x: Instruction, diagonal: Size = 0) -> Instruction:
+    kept = on_diagonal(x.dims, diagonal, direction)
+    return instr("select", (kept, x, promote.full(0, x.dtype, x.dims)))
 
 
-@lowers(aten.triu)
-def triu(x: Instruction, diagonal: Size = 0) -> Instruction:
-    return _masked(x, on_diagonal(x.dims, diagonal, "GE"))
-
-
-def _masked(x: Instruction, mask: Instruction) -> Instruction:
-    return instr("select", (mask, x, promote.full(0, x.dtype, x.dims)))
+lowers(aten.tril)(partial(_triangle, "LE"))
+lowers(aten.triu)(partial(_triangle, "GE"))

@@ -2,6 +2,7 @@
 its low side."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -42,7 +43,9 @@ def prefix(x: Expr, dim: int, op: str | Computation, init: float | None = None) 
     return Expr(build.reduce_window(x.x, start, window, op))
 
 
-def _cumulative(x: Instruction, dim: int, op: str) -> Instruction:
+def _cumulative(
+    op: str, x: Instruction, dim: int, *, dtype: torch.dtype | None = None
+) -> Instruction:
     shape = expected()
     value = Expr(x).cast(promote.compute_type(shape.dtype))
     if not value.dims:
@@ -50,23 +53,13 @@ def _cumulative(x: Instruction, dim: int, op: str) -> Instruction:
     return finish(prefix(value, axis(dim, value.rank), op))
 
 
-@lowers(aten.cumsum)
-def cumsum(x: Instruction, dim: int, *, dtype: torch.dtype | None = None) -> Instruction:
-    return _cumulative(x, dim, "add")
-
-
-@lowers(aten.cumprod)
-def cumprod(x: Instruction, dim: int, *, dtype: torch.dtype | None = None) -> Instruction:
-    return _cumulative(x, dim, "multiply")
-
-
-def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction, Instruction]:
+def _cumulative_extreme(op: str, x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
     if not x.rank:
         return x, promote.full(0, "s64", ())
     dim = axis(dim, x.rank)
     value = Expr(x)
     if value.dtype == "pred":
-        best, index = _cumulative_extreme(promote.cast(x, "s32"), dim, op)
+        best, index = _cumulative_extreme(op, promote.cast(x, "s32"), dim)
         return promote.cast(best, "pred"), index
     best = prefix(value, dim, op)
     # The last position so far where the element is the running extreme.
@@ -75,14 +68,10 @@ def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction,
     return best.x, prefix(position, dim, "maximum").x
 
 
-@lowers(aten.cummax)
-def cummax(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
-    return _cumulative_extreme(x, dim, "maximum")
-
-
-@lowers(aten.cummin)
-def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
-    return _cumulative_extreme(x, dim, "minimum")
+lowers(aten.cumsum)(partial(_cumulative, "add"))
+lowers(aten.cumprod)(partial(_cumulative, "multiply"))
+lowers(aten.cummax)(partial(_cumulative_extreme, "maximum"))
+lowers(aten.cummin)(partial(_cumulative_extreme, "minimum"))
 
 
 @lowers(aten.logcumsumexp)

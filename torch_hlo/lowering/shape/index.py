@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import Dims, Instruction, Size, row_major_strides
+from torch_hlo.hlo.ir import Dims, Instruction, Size, product, row_major_strides
 
 from ..core import (
     Expr,
@@ -153,10 +153,10 @@ def _fold_into(
     base: Instruction,
     reduce: str,
     include_self: bool,
-    write: Callable[..., Any],
+    updates: Instruction,
+    write: Callable[[Instruction, Instruction, str], Instruction],
 ) -> Instruction:
-    """Scatter-reduce: `write(target, op, ones)` scatters the updates (or ones) into `target` with
-    an opcode.
+    """Scatter-reduce: `write(target, updates, op)` scatters into `target` with an opcode.
 
     Without `include_self` the touched elements start from the neutral element.
     """
@@ -167,10 +167,11 @@ def _fold_into(
     counts = None
     start = base
     if not include_self or reduce == "mean":
-        counts = Expr(write(promote.full(0, "s64", base.dims), "add", True))
+        zeros, ones = (promote.full(i, "s64", x.dims) for i, x in enumerate((base, updates)))
+        counts = Expr(write(zeros, ones, "add"))
         if not include_self:
             start = where(counts > 0, Expr(base).like(start_value(op, dtype)), Expr(base)).x
-    result = Expr(write(start, op, False))
+    result = Expr(write(start, updates, op))
     if reduce == "mean":
         divisor = counts + 1 if include_self else where(counts > 0, counts, 1)
         divisor = divisor.cast(dtype)
@@ -192,17 +193,14 @@ def index_reduce(
     base = _at_least_1d(promote.cast(x, dtype))
     updates = _at_least_1d(promote.cast(source, dtype))
     index = _at_least_1d(index)
-
-    def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
-        return scatter_dim(
-            target,
-            index,
-            promote.full(1, "s64", updates.dims) if ones else updates,
-            dim,
-            op,
-        )
-
-    return reshape(promote.cast(_fold_into(base, reduce, include_self, write), x.dtype), x.dims)
+    folded = _fold_into(
+        base,
+        reduce,
+        include_self,
+        updates,
+        lambda target, values, op: scatter_dim(target, index, values, dim, op),
+    )
+    return reshape(promote.cast(folded, x.dtype), x.dims)
 
 
 # One index per element
@@ -251,19 +249,13 @@ def scatter(
         updates = promote.operand(source, dtype, index.dims)
     updates = reshape(updates, index.dims)
 
-    def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
-        return put_along(
-            target,
-            index,
-            promote.full(1, "s64", index.dims) if ones else updates,
-            dim,
-            op,
-        )
+    def write(target: Instruction, values: Instruction, op: str | None) -> Instruction:
+        return put_along(target, index, values, dim, op)
 
     result = (
-        write(base, None, False)
+        write(base, updates, None)
         if reduce is None
-        else _fold_into(base, reduce, include_self, write)
+        else _fold_into(base, reduce, include_self, updates, write)
     )
     return reshape(promote.cast(result, x.dtype), x.dims)
 
@@ -298,9 +290,7 @@ class Plan:
     def flatten(self, x: Instruction) -> Instruction:
         """[indexed, rest…]"""
         moved = permute(x, self.places + self.rest)
-        rows: Size = 1
-        for d in self.places:
-            rows *= self.dims[d]
+        rows = product(self.dims[d] for d in self.places)
         return reshape(moved, (rows, *(self.dims[d] for d in self.rest)))
 
     def restore(self, flat: Instruction) -> Instruction:

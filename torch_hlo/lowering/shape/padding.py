@@ -4,7 +4,7 @@ parts to what they copied."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 from torch_hlo.hlo.ir import Dim, Instruction, Size, build
 
@@ -43,19 +43,17 @@ def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
     return build.slice_(g, starts, limits)
 
 
-def _pad_by(border: Callable[..., Instruction]) -> Callable[..., Instruction]:
+def _pad_by(
+    border: Callable[..., Instruction], x: Instruction, padding: Sequence[Size]
+) -> Instruction:
     """Borders beside what they copy."""
-
-    def lowering(x: Instruction, padding: Sequence[Size]) -> Instruction:
-        for d, low, high in _padded_dims(x.rank, padding):
-            size = x.dims[d]
-            more = [_added(low), _added(high)]
-            inner = pad_dim(x, d, low - more[0], high - more[1])
-            edges = border(x, d, more[0], 0), inner, border(x, d, more[1], size - 1)
-            x = build.concatenate([e for e in edges if e.dims[d] != 0] or [inner], d)
-        return x
-
-    return lowering
+    for d, low, high in _padded_dims(x.rank, padding):
+        size = x.dims[d]
+        more = [_added(low), _added(high)]
+        inner = pad_dim(x, d, low - more[0], high - more[1])
+        edges = border(x, d, more[0], 0), inner, border(x, d, more[1], size - 1)
+        x = build.concatenate([e for e in edges if e.dims[d] != 0] or [inner], d)
+    return x
 
 
 def _mirrored(x: Instruction, d: int, many: Size, edge: Size) -> Instruction:
@@ -102,29 +100,34 @@ def _unrepeated(g: Instruction, d: int, size: Size, low: Size, high: Size) -> li
     return found
 
 
-def _backward_by(borders: Callable[..., list[Instruction]]) -> Callable[..., Instruction]:
+def _backward_by(
+    borders: Callable[..., list[Instruction]],
+    grad: Instruction,
+    x: Instruction,
+    padding: Sequence[Size],
+) -> Instruction:
     """Slices that are added."""
-
-    def lowering(grad: Instruction, x: Instruction, padding: Sequence[Size]) -> Instruction:
-        shape = expected()
-        g = promote.cast(grad, promote.compute_type(shape.dtype))
-        for d, low, high in _padded_dims(g.rank, padding):
-            inner = pad_dim(g, d, low * -1, high * -1)
-            g = reduce(build.add, borders(g, d, shape.dims[d], low, high), inner)
-        return promote.cast(g, shape.dtype)
-
-    return lowering
+    shape = expected()
+    g = promote.cast(grad, promote.compute_type(shape.dtype))
+    for d, low, high in _padded_dims(g.rank, padding):
+        inner = pad_dim(g, d, low * -1, high * -1)
+        g = reduce(build.add, borders(g, d, shape.dims[d], low, high), inner)
+    return promote.cast(g, shape.dtype)
 
 
-lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(_pad_by(_mirrored))
-lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(_pad_by(_edge))
+lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(
+    partial(_pad_by, _mirrored)
+)
+lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(
+    partial(_pad_by, _edge)
+)
 lowers(
     aten.reflection_pad1d_backward,
     aten.reflection_pad2d_backward,
     aten.reflection_pad3d_backward,
-)(_backward_by(_unreflected))
+)(partial(_backward_by, _unreflected))
 lowers(
     aten.replication_pad1d_backward,
     aten.replication_pad2d_backward,
     aten.replication_pad3d_backward,
-)(_backward_by(_unrepeated))
+)(partial(_backward_by, _unrepeated))

@@ -2,12 +2,12 @@
 is the largest value."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, build
+from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, build, row_major_strides
 
 from ..core import (
     HLO_TO_TORCH,
@@ -228,7 +228,7 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
     base = Expr(promote.full(0, "s64", shape.dims))
     if rows.rank > 1:  # one row per leading index
         row = base
-        for d, step in enumerate(_row_steps(rows.dims)):
+        for d, step in enumerate(row_major_strides(rows.dims)[:-1]):
             row += iota(shape.dims, d) * step
         base = row
     flat = reshape(rows, (rows.size,))
@@ -243,15 +243,6 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
         low = where(below & (reach <= size), reach, low)
         step >>= 1
     return finish(low)
-
-
-def _row_steps(dims: Sequence[Size]) -> list[Size]:
-    steps = []
-    step = dims[-1]
-    for d in reversed(dims[:-1]):
-        steps.append(step)
-        step *= d
-    return steps[::-1]
 
 
 # Histograms with a given number of bins

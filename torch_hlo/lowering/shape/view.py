@@ -27,6 +27,7 @@ from ..core import (
     promote,
     reduce,
     reshape,
+    reverse,
     scatter_dim,
     select_dim,
     slice_dim,
@@ -425,8 +426,7 @@ def repeat(x: Instruction, repeats: Sequence[Size]) -> Instruction:
 
 @lowers(aten.flip)
 def flip(x: Instruction, dims: Sequence[int]) -> Instruction:
-    dims = tuple(axis(d, x.rank) for d in dims) if x.rank else ()
-    return instr("reverse", (x,), dimensions=dims) if dims else x
+    return reverse(x, from_front(dims, x.rank))
 
 
 @lowers(aten.roll)
