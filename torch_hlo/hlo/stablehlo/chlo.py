@@ -9,7 +9,7 @@ from ..ir import OPCODES, Instruction, Size, build as b, instr
 from . import special
 from .attributes import Dense, dense_literal
 from .converter import RULES, Context, Made, rule
-from .ops import broadcast_in_dim, dimension_numbers
+from .ops import broadcast_in_dim, compared, dimension_numbers
 
 _SPECIAL: dict[str, Callable[..., Instruction]] = {
     "chlo.lgamma": special.lgamma,
@@ -67,14 +67,7 @@ def _broadcast_pair(c: Context, x: Instruction, y: Instruction) -> tuple[Instruc
 def _broadcasting(name: str, c: Context) -> Instruction:
     x, y = _broadcast_pair(c, *c.x)
     if name == "compare":
-        kind = c.attr("compare_type", "word2")
-        direction = c.attr("comparison_direction", "word")
-        return instr(
-            "compare",
-            (x, y),
-            direction=direction,
-            type=kind if kind == "TOTALORDER" else None,
-        )
+        return compared(c, x, y)
     opcode = name.replace("_", "-")
     return instr(opcode, (x, y)) if opcode in OPCODES else _SPECIAL["chlo." + name](x, y)
 
@@ -98,7 +91,7 @@ def _broadcast_select(c: Context) -> Made:
 def _ragged_dot(c: Context) -> Made:
     n = dimension_numbers(c, "ragged_dot_dimension_numbers")
     dims = {name.removesuffix("ing"): n.get(f"{name}_dimensions", ()) for name in RAGGED}
-    return b.ragged_dot(*c.x, dtype=c.types[0].shape.dtype, **dims)
+    return b.ragged_dot(*c.x, dtype=c.dtype, **dims)
 
 
 RAGGED = "lhs_contracting rhs_contracting lhs_batching rhs_batching lhs_ragged rhs_group".split()

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..ir import Ints, build as b, instr, tuple_shape
+from ..ir import Ints, build as b, instr
+from ..ir.infer import result
 from ..sharding.sharding import Axis, Mesh, Sharding
 from .attributes import Dense, integers
 from .converter import Context, Made, rule, unpacked
@@ -65,8 +66,7 @@ def _all_reduce(c: Context) -> Made:
 
 @rule("all_gather")
 def _all_gather(c: Context) -> Made:
-    shapes = [c.shape(i) for i in range(len(c.x))]
-    shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
+    shape = result([c.shape(i) for i in range(len(c.x))])
     return unpacked(
         instr(
             "all-gather",

@@ -112,6 +112,11 @@ class Context:
             tuple(default) if value is None else integers(self.converter.s, value, self.op.position)
         )
 
+    @property
+    def dtype(self) -> str:
+        """Of the first result."""
+        return self.types[0].shape.dtype
+
     def integer(self, *names: str, default: int | None = None) -> int:
         value = self.attr(*names, default=default)
         if type(value) not in (int, bool):

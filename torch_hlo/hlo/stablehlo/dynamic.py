@@ -2,9 +2,9 @@
 arrays (`sizes_of`), so that the result has symbolic sizes and the operation becomes its static
 form; sizes that depend on data are an error."""
 
-from ..ir import Shape, Size, WindowDim, build as b, instr
+from ..ir import Shape, Size, WindowDim, build as b
 from .converter import Context, Made, rule, unpacked
-from .ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs
+from .ops import broadcast_in_dim, convolution, gather_attributes, pairs
 from .sizes import sizes_of
 from .types import UNKNOWN
 
@@ -45,7 +45,7 @@ def _dynamic_reshape(c: Context) -> Made:
 
 @rule("dynamic_iota")
 def _dynamic_iota(c: Context) -> Made:
-    return b.iota(c.types[0].shape.dtype, _result_dims(c, 0), c.integer("iota_dimension", "dim"))
+    return b.iota(c.dtype, _result_dims(c, 0), c.integer("iota_dimension", "dim"))
 
 
 @rule("real_dynamic_slice")
@@ -82,16 +82,7 @@ def _dynamic_gather(c: Context) -> Made:
 
 @rule("dynamic_conv")
 def _dynamic_conv(c: Context) -> Made:
-    labels = dim_labels(c)
-    window = conv_window(c, labels, pairs(_sizes(c, 2)))
-    return instr(
-        "convolution",
-        tuple(c.x[:2]),
-        window=window,
-        dim_labels=labels,
-        feature_group_count=c.integer("feature_group_count", default=1),
-        batch_group_count=c.integer("batch_group_count", default=1),
-    )
+    return convolution(c, pairs(_sizes(c, 2)))
 
 
 @rule("dynamic_reduce_window")

@@ -20,8 +20,8 @@ from ..ir import (
     build as b,
     has_effect,
     instr,
-    tuple_shape,
 )
+from ..ir.infer import result
 from .attributes import Dense, Symbol, dense_literal, integers
 from .converter import RULES, Context, Made, dequantized, quantized, rule, unpacked
 from .types import UNKNOWN
@@ -39,10 +39,14 @@ def _select(c: Context) -> Made:
 
 @rule("compare")
 def _compare(c: Context) -> Made:
+    return compared(c, *c.x)
+
+
+def compared(c: Context, x: Instruction, y: Instruction) -> Instruction:
     kind = c.attr("compare_type", "word2")
     return instr(
         "compare",
-        c.x,
+        (x, y),
         direction=c.attr("comparison_direction", "word"),
         type=kind if kind == "TOTALORDER" else None,
     )
@@ -62,7 +66,7 @@ def _reduce_precision(c: Context) -> Made:
 @rule("convert")
 def _convert(c: Context) -> Made:
     x = c.x[0]
-    dtype = c.types[0].shape.dtype
+    dtype = c.dtype
     return b.convert(b.real(x) if x.kind == "c" and dtype == "pred" else x, dtype)
 
 
@@ -70,7 +74,7 @@ def _convert(c: Context) -> Made:
 def _bitcast_convert(c: Context) -> Made:
     """A quantized value is its stored integer."""
     q = c.types[0].quantized
-    dtype = q.storage if q is not None else c.types[0].shape.dtype
+    dtype = q.storage if q is not None else c.dtype
     return c.x[0] if c.x[0].dtype == dtype else b.bitcast_convert(c.x[0], dtype)
 
 
@@ -267,7 +271,7 @@ def _dot_general(c: Context) -> Made:
 
 def _typed(c: Context, x: Instruction) -> Instruction:
     """dot and convolution in the declared element type."""
-    dtype = c.types[0].shape.dtype
+    dtype = c.dtype
     return (
         x
         if x.dtype == dtype
@@ -313,7 +317,7 @@ def _einsum(c: Context) -> Made:
         [right.index(d) for d in contract],
         [left.index(d) for d in batch],
         [right.index(d) for d in batch],
-        c.types[0].shape.dtype,
+        c.dtype,
     )
     order = (
         batch
@@ -374,7 +378,7 @@ def pairs(values: Sequence[Size]) -> list[tuple[Any, Any]]:
 
 
 def conv_window(
-    c: Context, labels: str, padding: Sequence[tuple[Size, Size]] | None = None
+    c: Context, labels: str, padding: Sequence[tuple[Size, Size]] | None
 ) -> tuple[WindowDim, ...]:
     pretty = c.attr("window", default={})
     s = c.converter.s
@@ -409,13 +413,18 @@ def conv_window(
 
 @rule("convolution")
 def _convolution(c: Context) -> Made:
+    return convolution(c, None)
+
+
+def convolution(c: Context, padding: Sequence[tuple[Size, Size]] | None) -> Instruction:
+    """`padding`: what an operand behind the first two says."""
     labels = dim_labels(c)
     return _typed(
         c,
         instr(
             "convolution",
-            c.x,
-            window=conv_window(c, labels),
+            c.x[:2],
+            window=conv_window(c, labels, padding),
             dim_labels=labels,
             operand_precision=_precision(c),
             feature_group_count=c.integer("feature_group_count", default=1),
@@ -519,7 +528,7 @@ def _batch_norm(c: Context) -> Made:
         epsilon=float(c.attr("epsilon")),
         feature_index=c.integer("feature_index"),
     )
-    return unpacked(x, len(x.shape.elements) or 1)
+    return unpacked(x, len(x.elements) or 1)
 
 
 @rule("rng")
@@ -561,7 +570,6 @@ def _custom_call(c: Context) -> Made:
             c.op.attrs.setdefault(name, value)
         return convert(c)
     shapes = [c.shape(i) for i in range(len(c.types))]
-    shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
     config = c.attr("mhlo.backend_config", "backend_config")
     opaque = None
     if isinstance(config, dict):
@@ -575,7 +583,7 @@ def _custom_call(c: Context) -> Made:
     x = instr(
         "custom-call",
         c.x,
-        shape,
+        result(shapes),
         custom_call_target=target,
         backend_config=config,
         opaque=opaque,
