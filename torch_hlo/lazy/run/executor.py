@@ -195,11 +195,36 @@ class _Upstream(Exception):
     """An input was never computed."""
 
 
-class _Executor:
+class _Worker:
+    """A thread that is started when there is something to do."""
+
+    name: str
+    STACK = 0  # bytes; 0: as many as threads have
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        # One thread is started. Nothing is taken under it.
+        self.starting = threading.Lock()
+
+    def start(self) -> None:
+        with self.starting:
+            if self.thread is None:
+                before = threading.stack_size(self.STACK)
+                try:
+                    self.thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+                    self.thread.start()
+                finally:
+                    threading.stack_size(before)
+
+
+class _Executor(_Worker):
     """The threads and what is in flight. Made anew in a forked child; threads start on first
     use."""
 
+    name = "torch_hlo executor"
+
     def __init__(self, meanwhile: Sequence[Meanwhile] = ()) -> None:
+        super().__init__()
         self.queue: SimpleQueue[Job] = SimpleQueue()
         self.in_flight: deque[Job] = deque()
         self.failed: deque[Job] = deque(maxlen=8)  # whose error nobody has seen
@@ -207,9 +232,6 @@ class _Executor:
         self.meanwhile = list(meanwhile)
         # told of jobs that have just ended, with their seconds
         self.watchers: list[Callable[[Job, float], None]] = []
-        self.thread: threading.Thread | None = None
-        # One thread is started. Nothing is taken under it.
-        self.starting = threading.Lock()
         self.stream: Stream | None = None
         # Protects the arena, how many jobs stream, and the end of a job. RECORDING may be held;
         # reentrant, since a job that ends gives back the arena. Under it only the pool of memory
@@ -220,14 +242,6 @@ class _Executor:
         self.streaming = 0  # how many there are
         self.brief = BRIEF  # seconds of what `submit` runs itself
         self.cut = 0  # time in nanoseconds; all that was recorded before it is submitted
-
-    def start(self) -> None:
-        with self.starting:
-            if self.thread is None:
-                self.thread = threading.Thread(
-                    target=self._loop, name="torch_hlo executor", daemon=True
-                )
-                self.thread.start()
 
     def _loop(self) -> None:
         WORKERS.follow()
@@ -418,29 +432,17 @@ def forget_failures() -> None:
     _session.executor.failed.clear()
 
 
-class _Compiler:
+class _Compiler(_Worker):
     """One thread for all lowering and compiling. HLO is interned in tables without locks, and
     Ctrl-C (which only the main thread gets) in the middle of LLVM's ownership transfers would free
     things twice."""
 
+    name = "torch_hlo compiler"
     STACK = 256 << 20  # deep expressions; only what is used becomes memory
 
     def __init__(self) -> None:
+        super().__init__()
         self.queue: SimpleQueue[tuple[Callable, Future]] = SimpleQueue()
-        self.thread: threading.Thread | None = None
-        self.starting = threading.Lock()  # as the executor's
-
-    def start(self) -> None:
-        with self.starting:
-            if self.thread is None:
-                before = threading.stack_size(self.STACK)
-                try:
-                    self.thread = threading.Thread(
-                        target=self._loop, name="torch_hlo compiler", daemon=True
-                    )
-                    self.thread.start()
-                finally:
-                    threading.stack_size(before)
 
     def _loop(self) -> None:
         WORKERS.follow()
