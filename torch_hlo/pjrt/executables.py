@@ -107,7 +107,7 @@ class LoadedExecutable(Object):
     def module(self) -> Module:
         module = adopted(parse_text(self.code))
         root = module.entry.root
-        self.hidden = sum(o.shape.is_tuple for o in root.operands) if root.op == "tuple" else 0
+        self.hidden = sum(o.is_tuple for o in root.operands) if root.op == "tuple" else 0
         whole = flat(_without_tokens(module))
         if is_annotated(whole):
             asked = b"InspectSharding" in self.code
@@ -273,7 +273,7 @@ def _placed(module: Module, places: Sequence[Sharding]) -> Module:
     root = module.entry.root
     parts = map(constrained, root.operands if root.op == "tuple" else (root,), places)
     made = instr("tuple", tuple(parts), sharding=tuple(places))
-    return module.with_root(made if root.op == "tuple" else made.operands[0])
+    return module.with_root(made if root.op == "tuple" else made.operand)
 
 
 def _aliases(module: Module, donated: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -342,17 +342,17 @@ def _without_tokens(module: Module) -> Module:
     """JAX gives an array for each token that a program takes, and gets one for each result."""
     entry, root = module.entry, module.entry.root
     parts = entry.results
-    if all(x.shape.dtype != "token" for x in (*entry.params, *parts)):
+    if all(x.dtype != "token" for x in (*entry.params, *parts)):
         return module
     done = constant(True, "pred")
-    tokens = {p: instr("after-all", ()) for p in entry.params if p.shape.dtype == "token"}
+    tokens = {p: instr("after-all", ()) for p in entry.params if p.dtype == "token"}
     params = [
         instr("parameter", (), done.shape, index=p["index"]) if p in tokens else p
         for p in entry.params
     ]
     whole = instr(
         "tuple",
-        tuple(tied([done], [x])[0] if x.shape.dtype == "token" else x for x in parts),
+        tuple(tied([done], [x])[0] if x.dtype == "token" else x for x in parts),
         **dict(root.attrs if root.op == "tuple" else ()),
     )
     return replace(module, entry=Computation(entry.name, tuple(params), substituted(whole, tokens)))

@@ -67,10 +67,10 @@ def _library_call(x: Instruction, operands: Instructions) -> Instruction | None:
 
 
 def _top_k(x: Instruction, operands: Instructions) -> Instruction | None:
-    if len(operands) != 1 or not x.shape.is_tuple:
+    if len(operands) != 1 or not x.is_tuple:
         return None
     called = [c.root.get("direction") for c in x.get("called_computations") or ()]
-    return b.topk(operands[0], x.shape.elements[0].dims[-1], "LT" not in called)
+    return b.topk(operands[0], x.elements[0].dims[-1], "LT" not in called)
 
 
 def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | None:
@@ -85,7 +85,7 @@ def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | 
         return None
     values, indices = operands[:2]
     options = lapack.options(x["backend_config"])
-    axis = options.get("reduction_dim", -1) % values.shape.rank
+    axis = options.get("reduction_dim", -1) % values.rank
     k = options["top_k"]
     largest = not bool(initial["literal"].numpy() > 0)
     both = b.sort((values, indices), axis, "GT" if largest else "LT")
@@ -95,7 +95,7 @@ def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | 
 def _first(x: Instruction, axis: int, k: int) -> Instruction:
     return b.slice_(
         x,
-        (0,) * x.shape.rank,
+        (0,) * x.rank,
         tuple(k if d == axis else n for d, n in enumerate(x.shape.dims)),
     )
 
@@ -106,9 +106,9 @@ def _cholesky(x: Instruction, operands: Instructions) -> Instruction:
     factor = b.cholesky(
         a, lapack.options(x.get("backend_config")).get("uplo", ord("L")) == ord("L")
     )
-    part = b.real(factor) if factor.shape.kind == "c" else factor
+    part = b.real(factor) if factor.kind == "c" else factor
     bad = b.convert(b.compare(part, part, "NE"), "s32")
-    rank = a.shape.rank
+    rank = a.rank
     return b.tuple_(factor, b.reduce(bad, b.constant(0, "s32"), (rank - 2, rank - 1), "maximum"))
 
 

@@ -67,7 +67,7 @@ class OnDevices:
         self.module = whole
         self.annotated = annotated
         self.replicas, self.partitions = arrangement(whole, devices)
-        self.dtypes = tuple(x.shape.dtype for x in outputs(whole))
+        self.dtypes = tuple(x.dtype for x in outputs(whole))
 
     def random_inputs(self, seed: int = 0) -> list:
         """Inputs for `cut`: whole arrays where it is known how they are cut, else another array for

@@ -43,9 +43,7 @@ def flat(module: Module) -> Module:
     tokens vanish."""
     entry = module.entry
     root = entry.root
-    if not any(p.shape.is_tuple or p.shape.dtype == "token" for p in entry.params) and _is_flat(
-        root
-    ):
+    if not any(p.is_tuple or p.dtype == "token" for p in entry.params) and _is_flat(root):
         return module
     params: list[Instruction] = []
     swaps: Replacements = {}
@@ -72,8 +70,8 @@ def flat(module: Module) -> Module:
 
 def _is_flat(root: Instruction) -> bool:
     if root.op == "tuple":
-        return not any(o.shape.is_tuple or o.shape.dtype == "token" for o in root.operands)
-    return not root.shape.is_tuple and root.shape.dtype != "token"
+        return not any(o.is_tuple or o.dtype == "token" for o in root.operands)
+    return not root.is_tuple and root.dtype != "token"
 
 
 def _parameter(shape: Shape, params: list[Instruction], sharding: Any = None) -> Instruction:
@@ -89,11 +87,9 @@ def _parameter(shape: Shape, params: list[Instruction], sharding: Any = None) ->
 
 
 def _parts(x: Instruction) -> list[Instruction]:
-    if x.shape.is_tuple:
-        return [
-            part for i in range(len(x.shape.elements)) for part in _parts(b.get_tuple_element(x, i))
-        ]
-    return [] if x.shape.dtype == "token" else [x]
+    if x.is_tuple:
+        return [part for i in range(len(x.elements)) for part in _parts(b.get_tuple_element(x, i))]
+    return [] if x.dtype == "token" else [x]
 
 
 def flat_inputs(inputs: Sequence) -> list:
@@ -191,9 +187,7 @@ def run_module(module: Module, inputs: Sequence) -> Results:
 def run_evaluator(module: Module, inputs: Sequence) -> Results:
     """The reference values."""
     module, arrays, _ = prepared(module, inputs)
-    return list(
-        zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True)
-    )
+    return list(zip(evaluate(module, arrays), (x.dtype for x in outputs(module)), strict=True))
 
 
 def xla_plugin() -> str | None:

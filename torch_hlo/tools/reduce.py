@@ -71,9 +71,7 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
     inner = [
         x
         for x in order
-        if x.op not in ("parameter", "constant", "tuple")
-        and not x.shape.is_tuple
-        and x.shape.dtype != "token"
+        if x.op not in ("parameter", "constant", "tuple") and not x.is_tuple and x.dtype != "token"
     ]
     for x in inner[len(inner) // 2 :: max(1, len(inner) // 16)]:
         if x not in results:
@@ -89,7 +87,7 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
                     f"{x.op} became its operand",
                 )
         yield _as_parameter(module, x), f"{x.op} became a parameter"
-        if x.shape.is_static:
+        if x.is_static:
             yield (
                 _with_root(module, rebuild(root, {x: _ones(x.shape)})),
                 f"{x.op} became a constant",

@@ -238,7 +238,7 @@ class _Attention:
         """The output whose gradient is `grad`: their products' sums are what is subtracted from the
         gradients of weights."""
         found = {
-            x.operands[1].operands[0]
+            x.operands[1].operand
             for x, role in self.roles.roles.items()
             if role.kind == "difference" and x.op == "subtract"
         }

@@ -120,7 +120,7 @@ class _Way:
             e = self._seen(weights.operand, "exponential")
             self._reduced(weights.operands[1], "add", e)
             difference = self._seen(e.operand, "subtract")
-            self._reduced(difference.operands[1], "maximum", difference.operands[0])
+            self._reduced(difference.operands[1], "maximum", difference.operand)
             return difference.operand
         if weights.op == "call":
             scores, *self.given = weights.operands

@@ -21,7 +21,7 @@ def emit_attention(program: GpuProgram, x: Instruction) -> None:
         else gpu_attention_fma.KERNELS
     )
     inputs = [program.pointer(o) for o in x.operands]
-    outputs = [program.pointer(x, i) for i in range(len(x.shape.elements))]
+    outputs = [program.pointer(x, i) for i in range(len(x.elements))]
 
     def launch(part: str, *pointers: str) -> None:
         kernel = kernels[part]

@@ -214,7 +214,7 @@ def traffic(x: Instruction) -> Size:
             (o.nbytes for o in dict.fromkeys(x.operands) if not o.is_tuple),
             start=0,
         )
-        + x.shape.nbytes
+        + x.nbytes
     )
 
 
@@ -225,13 +225,13 @@ def _read(p: Instruction, readers: list[Instruction]) -> Size:
         r.op in ("dynamic-update-slice", "scatter") and r.operand is p for r in readers
     ):
         return 0
-    return p.shape.nbytes
+    return p.nbytes
 
 
 def _written(root: Instruction) -> Size:
     if root.op == "dynamic-update-slice":
         return 2 * root.operands[1].nbytes
-    return root.shape.nbytes
+    return root.nbytes
 
 
 _COUNT = """define void @profile_count(i32 %clock, i64 %before, ptr %counter) #0 {

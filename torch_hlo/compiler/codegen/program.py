@@ -7,8 +7,8 @@ function that gets `%block` can reach any buffer.
         f = Function("my_op", "i64 lo, i64 hi, ptr in, ptr out")
         with f.items() as i: …                              # compiler/llvm/function.py
         name = program.define(f)                            # defined once, however often asked for
-        n = program.size(x.shape.size)                      # "128", or the name of a symbolic size
-        pointers = [f"ptr {program.pointer(y)}" for y in (x.operands[0], x)]
+        n = program.size(x.size)                      # "128", or the name of a symbolic size
+        pointers = [f"ptr {program.pointer(y)}" for y in (x.operand, x)]
         program.parallel(name, pointers, n, grain=16, cost=0.2)
 
 Put sizes and pointers in the arguments and not in the text: equal text is compiled once, and layers

@@ -12,7 +12,7 @@ the element of `x` at `index` (one Index per dimension): W lanes along the inner
 scalar when the index does not depend on that loop; fusion is recursion through `kernel.value`:
 
     def negate(kernel, x, index):
-        return scalar.emit(kernel, x, [kernel.value(x.operands[0], index)])
+        return scalar.emit(kernel, x, [kernel.value(x.operand, index)])
 
 Host calls are for rare operations: the interpreter lock is taken.
 

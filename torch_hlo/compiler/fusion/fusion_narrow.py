@@ -103,7 +103,7 @@ class _Plan:
         if len(values) == 1 and values[0].op == "parameter":
             index: int = values[0]["index"]
             return operands[index]  # it did nothing but round
-        root = b.tuple_(*values) if x.shape.is_tuple else values[0]
+        root = b.tuple_(*values) if x.is_tuple else values[0]
         calls = Computation(body.name, tuple(params), root)
         return replace(x, operands, root.shape, calls=calls)
 
@@ -145,7 +145,7 @@ def _results(x: Instruction) -> Iterable[Instruction]:
 
 
 def _is_large(x: Instruction) -> bool:
-    return not x.shape.is_tuple and (not isinstance(x.size, int) or x.size >= SMALLEST)
+    return not x.is_tuple and (not isinstance(x.size, int) or x.size >= SMALLEST)
 
 
 def _is_widened(value: Instruction) -> bool:

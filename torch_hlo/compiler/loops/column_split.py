@@ -29,7 +29,7 @@ LOOKED_AT = 64  # instructions of what is summed
 
 def parts(out: Instruction) -> Instruction | None:
     """A sum over all but the last dimensions -> two sums."""
-    operand = out.operands[0]
+    operand = out.operand
     init = out.operands[-1]
     if len(out.operands) != 2 or out["to_apply"].root.op != "add" or splat(init) != 0:
         return None

@@ -66,7 +66,7 @@ class Dot:
 def parts(out: Instruction) -> Dot:
     batch = tuple(zip(out["lhs_batch_dims"], out["rhs_batch_dims"]))
     contract = tuple(zip(out["lhs_contracting_dims"], out["rhs_contracting_dims"]))
-    return Dot(out.operands[0], out.operands[1], batch, contract, out.dtype)
+    return Dot(out.operand, out.operands[1], batch, contract, out.dtype)
 
 
 def plain(out: Instruction) -> bool:

@@ -136,7 +136,7 @@ def _turn_weights(root: Instruction) -> Instruction:
         if _reads_turned(x) and counts.get(x.operands[1], 0) >= MIN_SHARED:
             return replace(
                 x,
-                (x.operands[0], h.transpose(x.operands[1], (1, 0))),
+                (x.operand, h.transpose(x.operands[1], (1, 0))),
                 x.shape,
                 rhs_contracting_dims=(0,),
             )

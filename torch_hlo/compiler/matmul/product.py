@@ -223,7 +223,7 @@ def canonical(x: Instruction) -> Instruction:
         if product(found) is not None:
             return found
     raise CodegenError(
-        f"dot({x.operands[0].shape}, {x.operands[1].shape}) -> {x.shape}: no form with two strides"
+        f"dot({x.operand.shape}, {x.operands[1].shape}) -> {x.shape}: no form with two strides"
         " per operand"
     )
 

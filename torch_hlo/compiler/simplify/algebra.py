@@ -134,7 +134,7 @@ def root_of_any(
     x: Instruction, fn: Callable[[Instruction], Instruction], infinity: float
 ) -> Instruction:
     """x**±0.5 as sqrt/rsqrt: power maps -0 as +0 and -inf as +inf."""
-    if x.op in _NEVER_NEGATIVE or x.op == "multiply" and x.operands[0] is x.operands[1]:
+    if x.op in _NEVER_NEGATIVE or x.op == "multiply" and x.operand is x.operands[1]:
         return fn(x)
     positive = fn(h.add(x, h.full_like(x, 0.0)))
     return h.select(

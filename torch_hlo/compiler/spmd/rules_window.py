@@ -81,7 +81,7 @@ def _price(
         )
         if found is None:
             return None
-        operand = x.operands[0]
+        operand = x.operand
         block = p.grid.block(
             operand.shape.sizes,
             tuple(sum((atoms[f] for f in d), ()) for d in rule.operands[0]),

@@ -59,7 +59,7 @@ def stages(module: Module) -> list[Stage]:
     results = [x for x in outputs(module) if x not in given]
     wanted: dict[Instruction, None] = dict.fromkeys(results)
     for x in order:
-        if x is module.entry.root and x.shape.is_tuple:
+        if x is module.entry.root and x.is_tuple:
             continue
         for o in x.operands:
             if o not in given and (is_host_call(x) or level[x] > level[o]):

@@ -46,7 +46,7 @@ def _ragged_dot(x: Instruction, a: Array, b: Array, sizes: Array) -> Value:
     b_contract = x["rhs_contracting_dims"]
     if x["lhs_batch_dims"] or ragged not in contract and len(x["rhs_group_dims"]) != 1:
         raise EvaluateError(
-            f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are"
+            f"ragged-dot of {x.operand.shape} and {x.operands[1].shape}: batch dimensions are"
             " not supported here"
         )
     a, b = _accumulated(x, a, b)

@@ -37,7 +37,7 @@ def _while(c: Context) -> Made:
     ]
     condition = c.converter.open_region(c, cond, state, names, groups, "condition", constant)
     loop = c.converter.open_region(c, body, state, names, groups, "body", constant)
-    for before, after in zip(shape.elements, loop.root.shape.elements):
+    for before, after in zip(shape.elements, loop.root.elements):
         for p, q in zip(before.dims, after.dims):
             if p != q:
                 c.converter.unify(p, q)
@@ -58,4 +58,4 @@ def _case(c: Context) -> Made:
         done = b.tuple_(b.constant(True, "pred"))
         branches = [y if y.root.operands else y.with_root(done) for y in branches]
     x = b.conditional(c.x[0], branches, [operand] * len(branches))
-    return [b.get_tuple_element(x, i) for i in range(len(x.shape.elements))]
+    return [b.get_tuple_element(x, i) for i in range(len(x.elements))]

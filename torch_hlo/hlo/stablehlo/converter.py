@@ -196,7 +196,7 @@ class Converter:
             wanted = self.shardings.boundary(entry, "res_attrs", [x.shape for x in results])
         elif results:  # the effects of a program without results: ((), true)
             results = [b.tuple_(), *results]
-        if len(results) == 1 and not results[0].shape.is_tuple:
+        if len(results) == 1 and not results[0].is_tuple:
             root = results[0] if wanted is None else constrained(results[0], wanted[0])
         else:
             root = b.tuple_(*results)
@@ -581,9 +581,7 @@ def tied(results: list[Instruction], effects: list[Instruction]) -> list[Instruc
 def unpacked(x: Instruction, count: int) -> list[Instruction]:
     """The `count` results of an instruction."""
     return (
-        [x]
-        if count == 1 and not x.shape.is_tuple
-        else [b.get_tuple_element(x, i) for i in range(count)]
+        [x] if count == 1 and not x.is_tuple else [b.get_tuple_element(x, i) for i in range(count)]
     )
 
 

@@ -40,7 +40,7 @@ def sizes_of(
     if x.op == "constant":
         return [int(v) for v in x["literal"].numpy().ravel()]
     if x.op == "get-dimension-size":
-        return [x.operands[0].dims[x["dimensions"][0]]]
+        return [x.operand.dims[x["dimensions"][0]]]
     if x.op == "iota" and shape.rank == 1:
         return list(range(shape.sizes[0]))
     found = [sizes_of(o, known, depth + 1) for o in x.operands]
@@ -52,9 +52,9 @@ def sizes_of(
     if x.op == "broadcast":
         return (
             parts[0] * shape.size
-            if x.operands[0].rank == 0
+            if x.operand.rank == 0
             else parts[0]
-            if x.operands[0].dims == shape.dims
+            if x.operand.dims == shape.dims
             else None
         )
     if x.op == "concatenate" and x["dimensions"] == (0,):

@@ -115,7 +115,7 @@ def _by_attributes(w: Writer, x: Instruction) -> list[str]:
     body = x.get("to_apply")
     name = _NAMES.get(x.op, x.op.replace("-", "_"))
     attrs = _ATTRIBUTES[x.op].format(x=x, **shown)
-    if x.op in ("broadcast", "iota") and not x.shape.is_static:
+    if x.op in ("broadcast", "iota") and not x.is_static:
         return w.sized(x, f"stablehlo.dynamic_{name}", attrs, x.dims)
     return w.op(x, f"stablehlo.{name}", attrs, [] if body is None else [w.region(body)])
 
@@ -132,7 +132,7 @@ def _compare(w: Writer, x: Instruction) -> list[str]:
         "u": "UNSIGNED",
         "p": "UNSIGNED",
         "c": "FLOAT",
-    }[x.operands[0].kind]
+    }[x.operand.kind]
     attrs = dictionary(
         comparison_direction=f"#stablehlo<comparison_direction {x['direction']}>",
         compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
@@ -170,16 +170,16 @@ def _constant(w: Writer, x: Instruction) -> list[str]:
 
 @writes("reshape", "bitcast")
 def _reshape(w: Writer, x: Instruction) -> list[str]:
-    if x.dtype != x.operands[0].dtype:
-        raise WriteError(f"bitcast of {x.operands[0].shape} to {x.shape}: use bitcast-convert")
-    if not x.shape.is_static:
+    if x.dtype != x.operand.dtype:
+        raise WriteError(f"bitcast of {x.operand.shape} to {x.shape}: use bitcast-convert")
+    if not x.is_static:
         return w.sized(x, "stablehlo.dynamic_reshape", "", x.dims)
     return w.op(x, "stablehlo.reshape")
 
 
 @writes("copy", "add-dependency", "domain")
 def _same(w: Writer, x: Instruction) -> list[str]:
-    return w[x.operands[0]]
+    return w[x.operand]
 
 
 @writes("abs", "sign")
@@ -188,7 +188,7 @@ def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
     if x.kind != "u":
         return w.op(x, "stablehlo." + x.op)
     if x.op == "abs":
-        return w[x.operands[0]]
+        return w[x.operand]
     operands = [*w.operands(x), *w.filled(x.shape, 1)]
     return w.emit("stablehlo.minimum", operands, [x.shape, x.shape], [x.shape])
 
@@ -275,7 +275,7 @@ def _windows(x: Instruction) -> dict[str, str]:
 @writes("reduce-window")
 def _reduce_window(w: Writer, x: Instruction) -> list[str]:
     if any(d.reversal for d in x["window"]):
-        raise WriteError(f"reduce-window of {x.operands[0].shape}: a reversed window")
+        raise WriteError(f"reduce-window of {x.operand.shape}: a reversed window")
     return w.op(x, "stablehlo.reduce_window", dictionary(**_windows(x)), [w.region(x["to_apply"])])
 
 
@@ -283,7 +283,7 @@ def _reduce_window(w: Writer, x: Instruction) -> list[str]:
 def _select_and_scatter(w: Writer, x: Instruction) -> list[str]:
     kept = {key: text for key, text in _windows(x).items() if not key.endswith("_dilations")}
     if any(d.base_dilation != 1 or d.window_dilation != 1 for d in x["window"]):
-        raise WriteError(f"select-and-scatter of {x.operands[0].shape}: a dilated window")
+        raise WriteError(f"select-and-scatter of {x.operand.shape}: a dilated window")
     return w.op(
         x,
         "stablehlo.select_and_scatter",
@@ -305,7 +305,7 @@ def _map(w: Writer, x: Instruction) -> list[str]:
 @writes("topk")
 def _topk(w: Writer, x: Instruction) -> list[str]:
     if not x["largest"]:
-        raise WriteError(f"topk of {x.operands[0].shape}: only the largest")
+        raise WriteError(f"topk of {x.operand.shape}: only the largest")
     return w.op(x, "chlo.top_k", f"k = {integer(x['k'])}")
 
 
@@ -347,9 +347,9 @@ def _tuple(w: Writer, x: Instruction) -> list[str]:
 
 @writes("get-tuple-element")
 def _get_tuple_element(w: Writer, x: Instruction) -> list[str]:
-    counts = [len(e.arrays) for e in x.operands[0].shape.elements]
+    counts = [len(e.arrays) for e in x.operand.elements]
     begin = sum(counts[: x["index"]])
-    return w[x.operands[0]][begin : begin + counts[x["index"]]]
+    return w[x.operand][begin : begin + counts[x["index"]]]
 
 
 @writes("after-all")
@@ -388,7 +388,7 @@ def _custom_call(w: Writer, x: Instruction) -> list[str]:
     if (
         x["custom_call_target"] == "Sharding"
         and sharding is not None
-        and not x.shape.is_tuple
+        and not x.is_tuple
         and not sharding.manual
     ):
         return w.op(
@@ -464,13 +464,13 @@ def _collective_broadcast(w: Writer, x: Instruction) -> list[str]:
 
 @writes("copy-start")
 def _copy_start(w: Writer, x: Instruction) -> list[str]:
-    names = w[x.operands[0]]
+    names = w[x.operand]
     return [*names, *names, *w.filled(Shape("u32"), 0)]
 
 
 @writes("copy-done")
 def _copy_done(w: Writer, x: Instruction) -> list[str]:
-    return w[x.operands[0]][: len(x.shape.arrays)]
+    return w[x.operand][: len(x.shape.arrays)]
 
 
 @writes("async-start")
@@ -480,19 +480,19 @@ def _async_start(w: Writer, x: Instruction) -> list[str]:
         "func.call",
         w.operands(x),
         shapes,
-        x.shape.elements[1].arrays,
+        x.elements[1].arrays,
         f"callee = @{w.program.name_of(x['calls'])}",
     )
-    rest = [name for e in x.shape.elements[2:] for s in e.arrays for name in w.filled(s, 0)]
+    rest = [name for e in x.elements[2:] for s in e.arrays for name in w.filled(s, 0)]
     return [*w.operands(x), *results, *rest]
 
 
 @writes("async-update")
 def _async_update(w: Writer, x: Instruction) -> list[str]:
-    return w[x.operands[0]]
+    return w[x.operand]
 
 
 @writes("async-done")
 def _async_done(w: Writer, x: Instruction) -> list[str]:
-    begin = len(x.operands[0].shape.elements[0].arrays)
-    return w[x.operands[0]][begin : begin + len(x.shape.arrays)]
+    begin = len(x.operand.elements[0].arrays)
+    return w[x.operand][begin : begin + len(x.shape.arrays)]

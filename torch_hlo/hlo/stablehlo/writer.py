@@ -96,9 +96,9 @@ class Program:
             for leaf in p.shape.arrays:
                 names.append(f"%arg{at}")
                 attrs = []
-                if aliases and p["index"] in aliases and not p.shape.is_tuple:
+                if aliases and p["index"] in aliases and not p.is_tuple:
                     attrs.append(f"tf.aliasing_output = {aliases[p['index']]} : i32")
-                if (sharding := p.get("sharding")) is not None and not p.shape.is_tuple:
+                if (sharding := p.get("sharding")) is not None and not p.is_tuple:
                     attrs.append(f"sdy.sharding = #sdy.sharding{sharding_text(sharding)}")
                 args.append(
                     f"%arg{at}: {type_text(leaf)}" + (f" {{{', '.join(attrs)}}}" if attrs else "")

@@ -193,7 +193,7 @@ def _evaluate(x: Instruction, *operands: np.ndarray) -> np.ndarray | tuple[np.nd
     values = tuple(
         (r.float() if r.dtype == torch.bfloat16 else r).contiguous().numpy() for r in results
     )
-    return values if x.shape.is_tuple else values[0]
+    return values if x.is_tuple else values[0]
 
 
 CUSTOM_CALLS[TARGET] = _evaluate

@@ -234,7 +234,7 @@ def moving_average_fake_quantize(
     on, fake = (scalar(v, "pred") for v in (observing, rounding))
 
     def updated(old: Instruction, op: str) -> Expr:
-        new = Expr(reshape(reduce(x, summed, op), old.shape.dims)).cast(old.shape.dtype)
+        new = Expr(reshape(reduce(x, summed, op), old.dims)).cast(old.dtype)
         past = Expr(old)
         mean = where(absolute(past).eq(float("inf")), new, past + (new - past) * constant)
         return where(past.like(on), mean, past)
@@ -243,7 +243,7 @@ def moving_average_fake_quantize(
     wide = [e.cast("f64").reshape(scale.shape.dims) for e in ends]
     grid = _grid_of(*wide, low, high, symmetric)
     scale, zero = (
-        where(new.like(fake), new.cast(old.shape.dtype), Expr(old)).x
+        where(new.like(fake), new.cast(old.dtype), Expr(old)).x
         for new, old in zip(grid, (scale, zero))
     )
     return (
