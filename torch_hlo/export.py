@@ -294,11 +294,7 @@ def _row_major(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     """Where the value of each symbol is read: (name, parameter, dimension)."""
-    found: dict[str, tuple[int, int]] = {}
-    for i, x in enumerate(graph.inputs):
-        for d, size in enumerate(x.leaf.shape.dims if isinstance(x.leaf, Leaf) else ()):
-            if isinstance(size, Dim) and str(size).isidentifier():
-                found.setdefault(str(size), (i, d))
+    found = graph.places()
     missing = sorted(set(graph.sizes) - set(found))
     if missing:
         raise LoweringError(

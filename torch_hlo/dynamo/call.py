@@ -114,11 +114,7 @@ class Caller:
     def _bind_symbols(self) -> tuple[tuple[str, int, int], ...]:
         """Where each symbol is read. One that is no dimension of an input gets an input of its own,
         u8[s,0]: no bytes, but a size."""
-        found: dict[str, tuple[int, int]] = {}
-        for i, leaf in enumerate(self.inputs):
-            for d, size in enumerate(leaf.shape.dims if isinstance(leaf, Leaf) else ()):
-                if isinstance(size, Dim) and str(size).isidentifier():
-                    found.setdefault(str(size), (i, d))
+        found = self.graph.places()
         for name in self.graph.sizes:
             if name not in found and self._is_size(name):
                 found[name] = (len(self.inputs), 0)

@@ -76,6 +76,19 @@ class FxGraph:
             i for i, x in enumerate(self.inputs) if type(x.source) is int and x.source == position
         )
 
+    def places(self) -> dict[str, tuple[int, int]]:
+        """The parameter and dimension from which each symbol is read."""
+        found: dict[str, tuple[int, int]] = {}
+        for i, x in enumerate(self.inputs):
+            for d, size in enumerate(x.leaf.shape.dims if isinstance(x.leaf, Leaf) else ()):
+                if _is_symbol(size):
+                    found.setdefault(str(size), (i, d))
+        return found
+
+
+def _is_symbol(size: Size) -> bool:
+    return isinstance(size, Dim) and str(size).isidentifier()
+
 
 class _Reader:
     """State of one conversion. One method per kind of FX node."""
@@ -125,7 +138,7 @@ class _Reader:
             self.env[n] = leaf if layout.plain else self._permuted(leaf, layout, shape)
         elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
             self.env[n] = size = size_of(value)
-            if isinstance(size, Dim) and str(size).isidentifier():
+            if _is_symbol(size):
                 g.sizes.setdefault(str(size), position)
         elif isinstance(value, torch.SymFloat):
             g.numbers[str(value.node.expr)] = position
