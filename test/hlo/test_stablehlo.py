@@ -200,6 +200,21 @@ def test_composites_and_broadcasting_chlo():
     assert np.array_equal(run(text, x, y), 2 * (x + y))
 
 
+def test_a_dynamic_convolution_is_one_of_its_type_and_precision():
+    body = """
+  %pad = stablehlo.constant dense<1> : tensor<2x2xi64>
+  %y = "stablehlo.dynamic_conv"(%x, %k, %pad) {
+    dimension_numbers = #stablehlo.conv<[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]>,
+    feature_group_count = 1 : i64, batch_group_count = 1 : i64,
+    precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]
+  } : (tensor<1x4x4x1xbf16>, tensor<3x3x1x1xbf16>, tensor<2x2xi64>) -> tensor<1x4x4x1xf32>
+  return %y : tensor<1x4x4x1xf32>"""
+    params = "%x: tensor<1x4x4x1xbf16>, %k: tensor<3x3x1x1xbf16>"
+    root = parse_stablehlo(function(body, params, "tensor<1x4x4x1xf32>")).entry.root
+    assert root.op == "convolution" and root.dtype == "f32"
+    assert root["operand_precision"] == ("highest", "highest")
+
+
 def test_einsum_and_index_select():
     body = """
   %0 = "stablehlo.einsum"(%x, %y) {einsum_config = "bij,bjk->bki"} :
