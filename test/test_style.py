@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Rooms from low to high: a file imports from its own level and from lower ones. The longest prefix
 # counts. docs/internals/architecture.md tells the same in words.
 LEVELS = (
-    "config frozen metrics log collector pages progress",
+    "config frozen tables metrics log collector pages progress",
     "hlo",
     "compiler.hlo_pass compiler.cost compiler.conv_forms compiler.cache"
     " compiler.thresholds compiler.llvm",

@@ -25,6 +25,7 @@ from torch_hlo.device.pjrt.pjrt_structs import (
     MINOR,
     STRUCTURES,
 )
+from torch_hlo.tables import entry
 
 from .objects import GETTERS, WORDS, Object, PluginError, error, outputs_of
 
@@ -43,14 +44,8 @@ _EMPTY = (
 
 def implements(*names: str) -> Callable[[Function], Function]:
     """Decorator: the Python function that stands in the table under these names."""
-
-    def register(fn: Function) -> Function:
-        for name in names:
-            assert name in STRUCTURES and name not in IMPLEMENTED, name
-            IMPLEMENTED[name] = fn
-        return fn
-
-    return register
+    assert STRUCTURES.keys() >= set(names), names
+    return entry(IMPLEMENTED, names)
 
 
 def _getter(kind: str, function: str) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch_hlo.hlo.ir import POINTWISE, Instruction
+from torch_hlo.tables import entry
 
 Function = Callable[..., Any]
 _PACKAGE = __name__.rpartition(".codegen.")[0]
@@ -232,12 +233,4 @@ def host_call(*names: str) -> Callable[[Function], Function]:
         def my_target(outputs, inputs, **attrs):
             outputs[0][...] = ...
     """
-
-    def add(function: Function) -> Function:
-        for name in names:
-            if name in HOST_CALLS:
-                raise ValueError(f"{name} has two host calls")
-            HOST_CALLS[name] = function
-        return function
-
-    return add
+    return entry(HOST_CALLS, names)

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from torch_hlo.tables import entry
+
 from ..ir import (
     POINTWISE,
     Computation,
@@ -45,14 +47,7 @@ class EvaluateError(ValueError):
 
 def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
     """Decorator: the function is the meaning of these opcodes."""
-
-    def register(fn: Meaning) -> Meaning:
-        for op in ops:
-            assert op not in MEANINGS, op
-            MEANINGS[op] = fn
-        return fn
-
-    return register
+    return entry(MEANINGS, ops)
 
 
 def run(computation: Computation, args: Sequence[Value], lifted: bool = False) -> Value:

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from torch_hlo.frozen import frozen
+from torch_hlo.tables import entry
 
 from ..ir import (
     IDENTITIES,
@@ -115,12 +116,7 @@ RULES: dict[str, Rule] = {}
 
 
 def _rule(names: str) -> Callable[[Rule], Rule]:
-    def register(fn: Rule) -> Rule:
-        for name in names.split():
-            RULES[name] = fn
-        return fn
-
-    return register
+    return entry(RULES, names.split())
 
 
 def factors(x: Instruction) -> Factors:

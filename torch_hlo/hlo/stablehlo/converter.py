@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.frozen import frozen
+from torch_hlo.tables import entry
 
 from ..ir import (
     Computation,
@@ -50,14 +51,7 @@ MAX_CALLS = 200
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Decorator: the function converts these operations."""
-
-    def register(fn: Rule) -> Rule:
-        for name in names:
-            assert name not in RULES, name
-            RULES[name] = fn
-        return fn
-
-    return register
+    return entry(RULES, names)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_hlo.pytorch import operators, participants, tensors
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+from torch_hlo.tables import entry
 
 from ..record import (
     aten,
@@ -99,12 +100,7 @@ def _like(x: HloSparse, values: Tensor) -> Any:
 
 def _rule(*ops: OpOverload) -> Callable:
     """Register what is done where a sparse tensor is among the arguments."""
-
-    def register(function: Callable) -> Callable:
-        _RULES.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+    return entry(_RULES, ops)
 
 
 def _makes(*ops: OpOverload) -> Callable:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch_hlo.lowering.core import LOWERINGS
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.tables import entry
 
 from . import session
 
@@ -28,16 +29,8 @@ MAKERS: list[Callable[[OpOverload], Handler | None]] = []
 
 def handles(*ops: OpOverload) -> Callable[[Handler], Handler]:
     """Register a handler for these overloads."""
-
-    def register(fn: Handler) -> Handler:
-        for op in ops:
-            if op in TABLE:
-                raise ValueError(f"{op} has two handlers")
-            TABLE[op] = fn
-            WRITTEN_BY_HAND.add(op)
-        return fn
-
-    return register
+    WRITTEN_BY_HAND.update(ops)
+    return entry(TABLE, ops)
 
 
 def find(op: OpOverload) -> Handler:

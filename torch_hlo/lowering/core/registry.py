@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch_hlo.pytorch.operators import (
     OpOverloadPacket,
     base_name,
 )
+from torch_hlo.tables import entry
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -83,29 +85,13 @@ class Weak:
 def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[F], F]:
     """Register the decorated function for these overloads. A packet stands for all its functional
     overloads (no argument written to, no `out=`). Registering an overload twice is an error."""
-
-    def register(fn: F) -> F:
-        for target in targets:
-            for overload in overloads(target):
-                if overload in LOWERINGS:
-                    raise ValueError(f"{overload} has two lowerings: {LOWERINGS[overload]}, {fn}")
-                LOWERINGS[overload] = fn
-        return fn
-
-    return register
+    return entry(LOWERINGS, chain.from_iterable(map(overloads, targets)))
 
 
 def guard(*targets: OpOverloadPacket | OpOverload) -> Callable[[F], F]:
     """Register the decorated predicate of metadata and static arguments as the guard of these
     overloads: false means that they run on the CPU."""
-
-    def register(fn: F) -> F:
-        for target in targets:
-            for overload in overloads(target):
-                GUARDS[overload] = fn
-        return fn
-
-    return register
+    return entry(GUARDS, chain.from_iterable(map(overloads, targets)))
 
 
 def overloads(target: OpOverloadPacket | OpOverload) -> list[OpOverload]:

@@ -15,6 +15,7 @@ from torch import fx
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, Instructions, Shape, instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.tables import entry
 
 from ..core import (
     HIGHER_ORDER,
@@ -49,11 +50,7 @@ Values = Sequence[Instruction]
 
 
 def _lowers(*names: str) -> Callable[[F], F]:
-    def register(fn: F) -> F:
-        HIGHER_ORDER.update(dict.fromkeys(existing(*names), fn))
-        return fn
-
-    return register
+    return entry(HIGHER_ORDER, existing(*names))
 
 
 def _value(x: object) -> Instruction:
