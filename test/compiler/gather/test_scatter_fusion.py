@@ -54,6 +54,14 @@ def test_values() -> None:
     check(hlo(TEXT), [indices, *updates], 0, optimize=True)
 
 
+def test_equal_rows_are_not_equal_elements() -> None:
+    row = ", ".join(map(str, range(20)))
+    text = TEXT.replace("%value = f32[] constant(0.5)", f"%value = f32[20] constant({{{row}}})")
+    text = text.replace("broadcast(%value), dimensions={}", "broadcast(%value), dimensions={1}")
+    indices = np.arange(40) % 9
+    check(hlo(text), [indices, *np.ones((2, 40, 20), np.float32)], 0, optimize=True)
+
+
 MESSAGES = """HloModule messages
 
 %add (a: f32[], b: f32[]) -> f32[] {

@@ -78,7 +78,7 @@ def _fused(x: Instruction, reads: Users) -> Instruction | None:
     if x.is_tuple:
         return None
     start, indices, updates = x.operands
-    fills = start.op == "broadcast" and start.operand.op == "constant"
+    fills = start.op == "broadcast" and _is_number(start.operand)
     inside = _computed(x, reads)
     if not fills and not inside:
         return None
@@ -126,7 +126,11 @@ def _computed(x: Instruction, reads: Users) -> list[Instruction]:
 def _is_cheap(y: Instruction, wide: bool) -> bool:
     if y.op == "gather" or table.classify(y) in (table.LIGHT, table.HEAVY):
         return wide and y.op != "get-tuple-element" and y.kind != "c"
-    return y.op in ("broadcast", "iota") or y.op == "constant" and y.size == 1
+    return y.op in ("broadcast", "iota") or _is_number(y)
+
+
+def _is_number(y: Instruction) -> bool:
+    return y.op == "constant" and y.size == 1
 
 
 def _is_wide(x: Instruction) -> bool:
