@@ -90,6 +90,10 @@ def test_axis_algebra():
         (lambda: Mesh((("x", 2), ("x", 2))), "axis x is given twice"),
         (lambda: Mesh((("x", 2),), (0, 2)), "devices 0 to 1 once each"),
         (lambda: Mesh((("x", 0),)), "sizes are positive"),
+        (
+            lambda: parse_sharding("{devices=[8]<=[8] last_tile_dims={manual", Shape("f32"), MESH),
+            "cannot read",
+        ),
     ],
 )
 def test_errors(make, message):

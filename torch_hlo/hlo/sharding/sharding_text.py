@@ -113,6 +113,8 @@ class _Tokens:
         """Once per element of a bracketed list; the body of the loop reads the element."""
         self.expect(begin)
         while not self.accept(end):
+            if not self.peek():
+                raise self.error()
             yield
             self.accept(",")
 
