@@ -501,6 +501,23 @@ def test_calls_with_effects_do_not_vanish_from_hlo():
         parse_module(LOST)
 
 
+def test_calls_keep_what_xla_is_told_of_them():
+    text = """
+    func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+      %b = call @f(%a) {mhlo.frontend_attributes = {inlineable = "false"}}
+          : (tensor<4xf32>) -> tensor<4xf32>
+      return %b : tensor<4xf32>
+    }
+    func.func private @f(%a: tensor<4xf32>) -> tensor<4xf32> {
+      %b = stablehlo.sine %a : tensor<4xf32>
+      return %b : tensor<4xf32>
+    }"""
+    module = parse_stablehlo(text)
+    assert 'to_apply=%f, frontend_attributes={inlineable="false"}' in module_text(module)
+    assert parse_module(module_text(module)) == module
+    assert parse_stablehlo(stablehlo_text(module)).entry.root is module.entry.root
+
+
 def test_annotations_have_no_effect():
     call = EFFECT.replace("@io", "@InspectSharding")
     module = parse_stablehlo(in_main(f"{call} ()\nreturn %a : tensor<4xf32>"))

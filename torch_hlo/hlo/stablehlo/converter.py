@@ -36,6 +36,7 @@ from ..ir import (
     symbol,
     symbols,
 )
+from ..text.printer import quoted
 from ..text.scanner import ErrorAt, ParseError
 from .attributes import integers
 from .operation import Block, Operation, free_names, walk
@@ -505,7 +506,12 @@ class Converter:
         if len(self.effects) > known:  # each call has effects of its own
             del self.effects[known:]
             return self._body(function, c.x)
-        made = b.call(called, c.x)
+        named = c.attr("mhlo.frontend_attributes")
+        attrs: dict[str, Any] = {}
+        if isinstance(named, dict):  # what XLA's passes are told, such as `inlineable`
+            text = ",".join(f"{key}={quoted(str(value))}" for key, value in named.items())
+            attrs["frontend_attributes"] = f"{{{text}}}"
+        made = instr("call", c.x, to_apply=called, **attrs)
         return [made] if len(function.types) == 1 else unpacked(made, len(function.types))
 
     def _defined(self, c: Context, name: str) -> Operation:

@@ -360,7 +360,10 @@ def _after_all(w: Writer, x: Instruction) -> list[str]:
 @writes("call", "fusion")
 def _call(w: Writer, x: Instruction) -> list[str]:
     name = w.program.name_of(x["to_apply"] if x.op == "call" else x["calls"])
-    return w.op(x, "func.call", f"callee = @{name}")
+    results = w.op(x, "func.call", f"callee = @{name}")
+    if (named := x.get("frontend_attributes")) is not None:
+        w.annotate(f"mhlo.frontend_attributes = {named}")
+    return results
 
 
 @writes("while")
