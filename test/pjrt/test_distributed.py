@@ -138,6 +138,17 @@ everybody = jax.devices()
 for devices in everybody, everybody[::-1], [everybody[2], everybody[0]], jax.local_devices():
     held(devices)
 held(jax.local_devices()[-1:])
+
+def placed(devices):
+    return NamedSharding(Mesh(np.array(devices), "d"), P("d"))
+
+x = np.arange(8).astype("bfloat16")
+for source, target in ([0, 1], [1, 2]), ([2, 1], [0, 1]), ([1], [0]):   # from process to process
+    source, target = (placed([everybody[i] for i in some]) for some in (source, target))
+    y = jax.make_array_from_callback(x.shape, source, lambda at: x[at], dtype=x.dtype)
+    y = jax.device_put(y, target)
+    assert y.sharding == target and len(y.addressable_shards) == len(target.addressable_devices)
+    same(y, x)
 print("fine")
 """
 

@@ -177,9 +177,8 @@ def in_order(source: Array, order: Sequence[int]) -> Array:
     """The array as a program wants it: a copy where its dimensions lie otherwise, as those of
     tensors that came through DLPack may."""
     wanted = tuple(order)
-    if wanted == source.form.order:
-        return source
-    return _copied(source, source.form.place, wanted)
+    here = source.form
+    return source if wanted == here.order else _copied(source, here.place, wanted)
 
 
 def _copied(source: Array, place: int, order: Ints) -> Array:
@@ -288,16 +287,7 @@ def _raw_to_host(args: Any) -> None:
     args.event = client().ready.address
 
 
-@implements("Buffer_CopyToDevice")
-def _to_device(args: Any) -> None:
-    args.dst_buffer = _moved(args.buffer, args.dst_device)
-
-
-@implements("Buffer_CopyToMemory")
-def _to_memory(args: Any) -> None:
-    args.dst_buffer = _moved(args.buffer, args.dst_memory)
-
-
-def _moved(address: int, place: int | None) -> int:
-    source = array(address)
-    return _copied(source, client().place(place), source.form.order).address
+@implements("Buffer_CopyToDevice", "Buffer_CopyToMemory")
+def _to_place(args: Any) -> None:
+    source = array(args.buffer)
+    args.dst_buffer = _copied(source, client().place(args.place), source.form.order).address

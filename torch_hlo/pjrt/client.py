@@ -18,7 +18,7 @@ PLATFORM = "hlo"
 KINDS = ("device", "pinned_host", "unpinned_host")  # of memory: all of it is the host's
 # The version that JAX writes for us: any that the reader knows; and the oldest.
 STABLEHLO = {
-    "stablehlo_current_version": [1, 15, 0],
+    "stablehlo_current_version": [1, 17, 0],
     "stablehlo_minimum_version": [1, 0, 0],
 }
 
@@ -116,7 +116,7 @@ client = cache(Client)
 @cache
 def _attributes() -> tuple[Object, int]:
     owner = Object("event")
-    return owner, named_values(owner, dict(STABLEHLO))
+    return owner, named_values(owner, STABLEHLO)
 
 
 @implements("Plugin_Attributes")

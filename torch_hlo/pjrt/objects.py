@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
@@ -92,24 +92,22 @@ class Object:
         self.set(**properties)
 
     def set(self, **properties: Any) -> None:
+        words = WORDS[self.kind]
         for name, value in properties.items():
+            if isinstance(value, int):
+                self.words[words[name]] = value
+                continue
             if isinstance(value, (str, bytes)):
-                self.text(name, value)
-            elif isinstance(value, (list, tuple)):
-                self._numbers(name, value)
+                data = value.encode() if isinstance(value, str) else value
+                held: Any = ctypes.create_string_buffer(data, len(data) + 1)
+                count = f"{name}_size"
             else:
-                self.words[WORDS[self.kind][name]] = value
-
-    def text(self, name: str, value: str | bytes) -> None:
-        data = value.encode() if isinstance(value, str) else value
-        self.set(**{name: self.keep(ctypes.create_string_buffer(data, len(data) + 1))})
-        self.set(**{f"{name}_size": len(data)})
-
-    def _numbers(self, name: str, values: Sequence[int]) -> None:
-        """A list, and its length where the kind has a word for it."""
-        self.set(**{name: self.keep((ctypes.c_int64 * max(len(values), 1))(*values))})
-        if f"num_{name}" in WORDS[self.kind]:
-            self.set(**{f"num_{name}": len(values)})
+                data = value
+                held = (ctypes.c_int64 * max(len(value), 1))(*value)
+                count = f"num_{name}"  # the kind may have no word for it
+            self.words[words[name]] = self.keep(held)
+            if count in words:
+                self.words[words[count]] = len(data)
 
     def keep(self, value: Any) -> int:
         """The address of a C value, which stays as long as this object."""
@@ -145,24 +143,18 @@ def error(code: int, message: str) -> int:
     return Object("error", message=message, code=code).address
 
 
-def named_values(owner: Object, values: dict[str, object]) -> int:
-    """The address of an array of PJRT_NamedValue: text, numbers and lists of integers."""
+def named_values(owner: Object, values: Mapping[str, float | Sequence[int]]) -> int:
+    """The address of an array of PJRT_NamedValue: numbers and lists of integers."""
     kind = STRUCTURES["NamedValue"]
-    table = (kind * max(len(values), 1))()
+    table = (kind * len(values))()
     for row, (name, value) in zip(table, values.items()):
         row.struct_size = ctypes.sizeof(kind)
         data = name.encode()
         row.name, row.name_size = owner.keep(ctypes.create_string_buffer(data)), len(data)
-        if isinstance(value, str):
-            data = value.encode()
-            row.type, row.value_size = 0, len(data)
-            row.value = owner.keep(ctypes.create_string_buffer(data))
-        elif isinstance(value, int):
-            row.type, row.value, row.value_size = 1, value, 1
-        elif isinstance(value, float):
+        if isinstance(value, float):
             row.type, row.value_size = 3, 1
             row.value = int.from_bytes(struct.pack("<f", value), "little")
-        elif isinstance(value, (list, tuple)):
+        else:
             row.type, row.value_size = 2, len(value)
-            row.value = owner.keep((ctypes.c_int64 * max(len(value), 1))(*value))
+            row.value = owner.keep((ctypes.c_int64 * len(value))(*value))
     return owner.keep(table)

@@ -94,7 +94,7 @@ Buffer_Device: buffer device
 Buffer_Memory: buffer memory
 Buffer_Delete: buffer
 Buffer_IsDeleted: buffer is_deleted:b
-Buffer_CopyToDevice: buffer dst_device dst_buffer
+Buffer_CopyToDevice: buffer place dst_buffer
 Buffer_ToHostBuffer: src host_layout dst dst_size event
 Buffer_IsOnCpu: buffer is_on_cpu:b
 Buffer_ReadyEvent: buffer event
@@ -118,7 +118,7 @@ TopologyDescription_Attributes: topology attributes num_attributes
 Compile: topology program compile_options compile_options_size client executable
 Executable_OutputElementTypes: executable output_types num_output_types
 Executable_OutputDimensions: executable num_outputs dims dim_sizes
-Buffer_CopyToMemory: buffer dst_memory dst_buffer
+Buffer_CopyToMemory: buffer place dst_buffer
 Client_CreateViewOfDeviceBuffer: client device_buffer_ptr dims num_dims element_type:i layout
     device on_delete_callback on_delete_callback_arg stream buffer memory
 Executable_Fingerprint: executable executable_fingerprint executable_fingerprint_size
