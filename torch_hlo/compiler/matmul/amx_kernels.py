@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints
 
 from ..llvm import Function, Int, Target, signature
 from ..thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
@@ -22,10 +21,9 @@ STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each op
 # of a cache
 GAP = 16
 WORDS = Tile("i32", 16, 16, 1)
-# of AVX512-BF16's micro-kernel: rows whose sums are in registers, pairs that a turn multiplies
-ROWS = 11
-TOGETHER = 4
-FEW_ROWS = (4, 8)
+# of AVX512-BF16's micro-kernel: rows whose sums are in registers
+ROWS = 8
+FEW_ROWS = 4
 PAIRS_AHEAD = 2  # steps
 _PAIRS_OF_LANES = "<32 x i16>"
 _NO_LANES = "zeroinitializer"
@@ -219,7 +217,7 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     params += signature("ptr ahead, i64 ahead_row") * ahead + [("i64", "a_row")] * strided
     f = Function(name, params, attrs="noinline #0")
     if not e.instruction:
-        _micro_pairs(f, FEW_ROWS, ahead, strided)
+        _micro_pairs(f, ahead, strided)
         return f
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
@@ -250,65 +248,78 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     return f
 
 
-def _micro_pairs(f: Function, few: Ints, ahead: bool, strided: bool) -> None:
-    """The block in parts of `ROWS` rows, or in one where the first of `few` is enough."""
-    if few:
+def _micro_pairs(f: Function, ahead: bool, strided: bool) -> None:
+    """The block in parts of `ROWS` rows; a few rows that are left are one of `FEW_ROWS`."""
+    with f.loop(0, f.min("%rows", BLOCK), ROWS, known_nonempty=True) as row:
+        few = f.icmp("sle", f.sub("%rows", row), FEW_ROWS)
         f.choose(
-            f.icmp("sle", "%rows", few[0]),
-            lambda: _multiply_pairs(f, range(few[0]), ahead, strided),
-            lambda: _micro_pairs(f, few[1:], ahead, strided),
+            few,
+            lambda: _multiply_pairs(f, row, FEW_ROWS, ahead, strided),
+            lambda: _multiply_pairs(f, row, ROWS, ahead, strided),
         )
-        return
-    for row in range(0, BLOCK, ROWS):
-        with f.when(f.icmp("sgt", "%rows", row)):
-            _multiply_pairs(f, range(row, min(row + ROWS, BLOCK)), ahead, strided)
 
 
-def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> None:
-    """These rows of the block of C: two vectors of sums each, which stay in registers."""
-    places = []
-    masks = []
+def _multiply_pairs(f: Function, row: Int, rows: int, ahead: bool, strided: bool) -> None:
+    """`rows` rows of the block of C from `row` on: two vectors of sums each, in registers.
+
+    Operands are followed by pointers, see `micro_kernel._Writing`."""
+    a_row: Int = "%a_row" if strided else 64
+    a_rows = [f.mul(a_row, i) for i in range(rows)]
+    a_start = f.gep("i8", "%A", f.mul(a_row, row))
+    none = [(_SUMS.vector, _NO_LANES)] * (2 * rows)
+    with f.loop(0, "%steps", carry=none, known_nonempty=True) as step:
+        a = f.gep("i8", a_start, f.mul(step.index, 64 if strided else STEP_BYTES))
+        b = f.gep("i8", "%B", f.mul(step.index, STEP_BYTES))
+        if ahead:
+            for part in range(AMX_ROWS_AHEAD):
+                line = f.muladd("%ahead_row", part, f.mul(step.index, 64))
+                place = f.gep("i8", "%ahead", line)
+                f.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+        carry = [(_SUMS.vector, v) for v in step.vars]
+        carry += [("ptr", a), ("ptr", b)]
+        with f.loop(0, 16, carry=carry, known_nonempty=True) as pair:
+            *sums, a, b = pair.vars
+            sums = _multiply_pair(f, sums, a, a_rows, b)
+            pair.next = [*sums, f.gep("i8", a, 4), f.gep("i8", b, 64)]
+        step.next = pair.vars[:-2]
+    _store_pairs(f, row, step.vars)
+
+
+def _multiply_pair(f: Function, sums: list[str], a: str, a_rows: list[Int], b: str) -> list[str]:
+    """The sums with the products of a pair of K, at `a` of each row and at `b`."""
+    right = []
     for j in range(2):
-        columns = f.lane_mask(16, 16 * j, "%cols")
-        for row in rows:
-            places.append(f.gep("float", "%C", f.muladd(row, "%ldc", 16 * j)))
-            masks.append(f.select(f.icmp("slt", row, "%rows"), "<16 x i1>", columns, _NO_LANES))
-    kept = [f.select("%more", "<16 x i1>", mask, _NO_LANES) for mask in masks]
-    sums = [f.masked_load("float", 16, *there) for there in zip(places, kept)]
-    a_rows: list[Int] = [
-        f.mul("%a_row", r) if strided else r // 16 * 1024 + r % 16 * 64 for r in rows
-    ]
-    turns = f.mul("%steps", 16 // TOGETHER)
-    with f.loop(0, turns, carry=[(_SUMS.vector, v) for v in sums], known_nonempty=True) as turn:
-        step, part = f.divmod(turn.index, 16 // TOGETHER)
-        first = f.muladd(step, 64 if strided else STEP_BYTES, f.mul(part, 4 * TOGETHER))
-        a = f.gep("i8", "%A", first)
-        b = f.gep("i8", "%B", f.mul(step, STEP_BYTES))
-        if ahead and not rows.start:
-            line = f.muladd("%ahead_row", f.rem(part, AMX_ROWS_AHEAD), f.mul(step, 64))
-            place = f.gep("i8", "%ahead", line)
-            f.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
-        turn.next = list(turn.vars)
-        for pair in range(TOGETHER):
-            at = f.muladd(part, 64 * TOGETHER, 64 * pair)
-            places_b = [f.gep("i8", b, f.add(at, 1024 * j)) for j in range(2)]
-            if not rows.start:  # nothing but this reads B before, and its lines are in no order
-                for p in places_b:
-                    coming = f.gep("i8", p, PAIRS_AHEAD * STEP_BYTES)
-                    f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
-            right = [f.load(_PAIRS_OF_LANES, p, 64) for p in places_b]
-            for i, a_row in enumerate(a_rows):
-                word = f.load("i32", f.gep("i8", a, f.add(a_row, 4 * pair)))
-                one = f.op(f"insertelement <16 x i32> poison, i32 {word}, i64 0")
-                spread = f.op(
-                    f"shufflevector <16 x i32> {one}, <16 x i32> poison, <16 x i32> zeroinitializer"
-                )
-                left = f.op(f"bitcast <16 x i32> {spread} to {_PAIRS_OF_LANES}")
-                for j in range(2):
-                    n = j * len(rows) + i
-                    turn.next[n] = _SUMS.fma_pairs(f, left, right[j], turn.next[n])
-    for place, mask, v in zip(places, masks, turn.vars):
-        f.masked_store("float", 16, v, place, mask)
+        place = f.gep("i8", b, 1024 * j)
+        coming = f.gep("i8", place, PAIRS_AHEAD * STEP_BYTES)
+        f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
+        right.append(f.load(_PAIRS_OF_LANES, place, 64))
+    new = []
+    for i, a_at in enumerate(a_rows):
+        word = f.load("i32", f.gep("i8", a, a_at))
+        one = f.op(f"insertelement <16 x i32> poison, i32 {word}, i64 0")
+        spread = f.op(
+            f"shufflevector <16 x i32> {one}, <16 x i32> poison, <16 x i32> zeroinitializer"
+        )
+        left = f.op(f"bitcast <16 x i32> {spread} to {_PAIRS_OF_LANES}")
+        new += [_SUMS.fma_pairs(f, left, right[j], sums[2 * i + j]) for j in range(2)]
+    return new
+
+
+def _store_pairs(f: Function, row: Int, sums: list[str]) -> None:
+    """Store rows of the block from `row` on, those that are there, added to C when %more."""
+    columns = [f.lane_mask(16, 16 * j, "%cols") for j in range(2)]
+
+    def write(more: bool) -> None:
+        for n, v in enumerate(sums):
+            i, j = divmod(n, 2)
+            place = f.gep("float", "%C", f.muladd(f.add(row, i), "%ldc", 16 * j))
+            with f.when(f.icmp("slt", f.add(row, i), "%rows")):
+                if more:
+                    old = f.masked_load("float", 16, place, columns[j])
+                    v = f.op(f"fadd {_SUMS.vector} {v}, {old}")
+                f.masked_store("float", 16, v, place, columns[j])
+
+    f.choose("%more", lambda: write(True), lambda: write(False))
 
 
 def _corners(f: Function, e: Element) -> list[str]:
