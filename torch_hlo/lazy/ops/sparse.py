@@ -10,8 +10,8 @@ CPU, without cutting a step, if the indices came from there. What is not here re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,14 +185,17 @@ def _expanded(x: HloSparse) -> Any:
     return _coo(torch.stack(pair if ordered else pair[::-1]), values, x.shape, ordered)
 
 
-def _flat(x: HloSparse) -> tuple[Tensor, int]:
-    """The place of each element, counted through the sparse dimensions, and how many there are."""
+def _flat(x: HloSparse, without: Sequence[int] = ()) -> tuple[Tensor, int]:
+    """The place of each element, counted through the sparse dimensions but these, and how many
+    there are."""
     indices = x.parts[0]
-    sizes = x.shape[: indices.shape[0]]
     flat = indices.new_zeros(indices.shape[1])
-    for size, index in zip(sizes, indices):
-        flat = flat * size + index
-    return flat, math.prod(sizes)
+    count = 1
+    for d, index in enumerate(indices):
+        if d not in without:
+            flat = flat * x.shape[d] + index
+            count *= x.shape[d]
+    return flat, count
 
 
 @_rule(aten._coalesce.default)
@@ -398,6 +401,92 @@ _RULES |= {
         mask, _taken(_to_dense(x) if isinstance(x, HloSparse) else x, mask)
     ),
 }
+
+
+# ---- reductions
+
+
+@_rule(aten._sparse_sum.dim)
+def _sum(x, dims):
+    x = _expanded(x)
+    for d in sorted((d % x.dim() for d in dims), reverse=True):
+        places, values = x.parts
+        first = len(places)
+        size = [n for e, n in enumerate(x.shape) if e != d]
+        if d >= first:
+            x = _coo(places, values.sum(d - first + 1), size, x.merged)
+        elif first > 1:
+            x = _coo(places[[e for e in range(first) if e != d]], values, size)
+        else:
+            return values.sum(0)
+    return x
+
+
+@_rule(aten._sparse_sum_backward.default)
+def _sum_gradient(grad, x, dims):
+    x = _coalesce(_expanded(x))
+    dims = [d % x.dim() for d in dims]
+    flat, count = _flat(x, dims)
+    values = x.parts[1]
+    inner = [1 if d in dims else x.shape[d] for d in range(len(x.parts[0]), x.dim())]
+    return _like(x, grad.to_dense().reshape(count, *inner)[flat].expand_as(values))
+
+
+def _reduced(x: HloSparse, values: Tensor, dim: int, kind: str) -> Tensor:
+    """The "sum" or "amax" of `values` along a dimension of `x`, for each of its elements."""
+    dense = dim % x.dim() - x.sparse_dim()
+    if dense >= 0:
+        return getattr(values, kind)(dense + 1, keepdim=True)
+    flat, count = _flat(x, [dim % x.dim()])
+    place = flat.view(-1, *(1,) * (values.dim() - 1)).expand_as(values)
+    start = values.new_zeros(count, *values.shape[1:])
+    return start.scatter_reduce(0, place, values, kind, include_self=False)[flat]
+
+
+@_rule(aten._sparse_log_softmax.default)
+def _log_softmax(x, dim, half_to_float):
+    x = _coalesce(_expanded(x))
+    shifted = x.parts[1] - _reduced(x, x.parts[1], dim, "amax")
+    return _like(x, shifted - _reduced(x, shifted.exp(), dim, "sum").log())
+
+
+@_rule(aten._sparse_softmax.default)
+def _softmax(*args):
+    logs = _log_softmax(*args)
+    return _like(logs, logs.parts[1].exp())
+
+
+def _softmax_gradient(grad, y, dim, x, of_logs=False):
+    values = y.parts[1]
+    grads = _taken(grad.to_dense(), y)
+    weights = values.exp() if of_logs else values
+    total = _reduced(y, grads if of_logs else grads * weights, dim, "sum")
+    return _like(y, grads - weights * total if of_logs else (grads - total) * weights)
+
+
+_RULES |= {
+    aten._sparse_softmax_backward_data.default: _softmax_gradient,
+    aten._sparse_log_softmax_backward_data.default: partial(_softmax_gradient, of_logs=True),
+}
+
+
+@_rule(aten.index_select.default)
+def _index_select(x, dim, index):
+    dim %= x.dim()
+    first = x.sparse_dim()
+    size = list(x.shape)
+    size[dim] = len(index)
+    places, values = _expanded(x).parts
+    if dim >= first:
+        return _coo(places, values.index_select(dim - first + 1, index), size, x.merged)
+    ordered, order = places[dim].sort()
+    begin = torch.searchsorted(ordered, index)
+    counts = torch.searchsorted(ordered, index, right=True) - begin
+    rows = torch.repeat_interleave(counts)
+    nth = torch.arange(len(rows), device=PLACE.device)
+    found = order[(begin - counts.cumsum(0) + counts)[rows] + nth]
+    taken = places[:, found].index_copy(0, index.new_tensor([dim]), rows[None])
+    return _coo(taken, values[found], size)
 
 
 # ---- products
