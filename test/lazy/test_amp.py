@@ -71,6 +71,22 @@ def test_training_follows_the_cpu():
     assert losses[1] == pytest.approx(losses[0], rel=3e-2)
 
 
+def test_cross_entropy_is_computed_in_float32():
+    x, classes = torch.linspace(-3, 3, 20).view(4, 5).bfloat16(), torch.tensor([0, 1, 2, 4])
+
+    def loss(device):
+        given = x.to(device).requires_grad_()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            value = F.cross_entropy(given, classes.to(device), label_smoothing=0.1)
+        value.backward()
+        return value.item(), given.grad.cpu()
+
+    torch.testing.assert_close(loss("hlo"), loss("cpu"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled = torch.compile(lambda x: F.cross_entropy(x, classes), backend="hlo")
+        torch.testing.assert_close(compiled(x), F.cross_entropy(x, classes))
+
+
 def test_grad_scaler():
     metrics.clear_counters()
     for fused in (False, True):

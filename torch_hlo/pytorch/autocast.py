@@ -1,6 +1,7 @@
 """autocast("hlo"): which ops run in the lower precision, which in float32, which in the widest type
-given. The lists are CUDA's; graphs of CPU tensors that are recorded for torch.compile follow the
-CPU's (`as_on_the_cpu`)."""
+given. The lists are CUDA's, but for cross_entropy_loss: what CUDA takes apart, rounding each
+logarithm, the CPU computes in float32. Graphs of CPU tensors that are recorded for torch.compile
+follow the CPU's (`as_on_the_cpu`)."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ scaled_dot_product_attention
 """.split()
 
 FLOAT32 = """
-acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
-layer_norm native_layer_norm group_norm nuclear_norm cosine_similarity poisson_nll_loss
+acos asin cosh cross_entropy_loss erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+pow softplus layer_norm native_layer_norm group_norm nuclear_norm cosine_similarity poisson_nll_loss
 cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
-huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
-triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
-logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
-_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
-upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-_upsample_bicubic2d_aa norm fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft
-fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft
+huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
+multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
+upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa norm fft_fft
+fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft fft_irfft fft_rfft2 fft_irfft2 fft_rfftn
+fft_irfftn fft_hfft fft_ihfft
 """.split()
 
 # These sum in float32 by their own dtype argument.
@@ -56,9 +57,9 @@ linalg_multi_dot scaled_dot_product_attention
 )
 CPU_FLOAT32 = frozenset(
     """
-grid_sampler prod cdist mse_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
-poisson_nll_loss smooth_l1_loss l1_loss huber_loss margin_ranking_loss soft_margin_loss
-triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss
+cross_entropy_loss grid_sampler prod cdist mse_loss cosine_embedding_loss nll_loss nll_loss2d
+hinge_embedding_loss poisson_nll_loss smooth_l1_loss l1_loss huber_loss margin_ranking_loss
+soft_margin_loss triplet_margin_loss multi_margin_loss kl_div multilabel_margin_loss
 binary_cross_entropy_with_logits fft_fft fft_ifft fft_fft2 fft_ifft2 fft_fftn fft_ifftn fft_rfft
 fft_irfft fft_rfft2 fft_irfft2 fft_rfftn fft_irfftn fft_hfft fft_ihfft
 """.split()
