@@ -169,6 +169,7 @@ SAME_WORDS = {
     "quantile of nothing": lambda d: torch.quantile(*ones(d, NOTHING), 0.5),
     "kthvalue of truth values": lambda d: torch.kthvalue(*ones(d, (3,), dtype=torch.bool), 1),
     "topk of truth values": lambda d: torch.topk(*ones(d, (3,), dtype=torch.bool), 1),
+    "nansum of complex numbers": lambda d: torch.nansum(*ones(d, (3,), dtype=torch.cfloat)),
     "topk of complex numbers": lambda d: torch.topk(*ones(d, (3,), dtype=torch.cfloat), 1),
     "histc of no truth values": lambda d: torch.histc(*ones(d, (0,), dtype=torch.bool)),
     "histc of no bins": lambda d: torch.histc(*ones(d, (3,)), 0),

@@ -249,6 +249,15 @@ def test_complex_cuts_and_poles(name, dtype):
     check(overload(name), values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_nan_to_num(dtype):
+    parts = (1.5, float("nan"), float("inf"), -float("inf"))
+    x = torch.tensor([complex(a, b) for a in parts for b in parts])
+    x = (x if dtype.is_complex else x.real).to(dtype)
+    for numbers in ((), (2.0,), (float("inf"), 3.0), (1.0, 2.0, -4.0)):
+        check(torch.ops.aten.nan_to_num.default, x, *numbers)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_logarithms_and_powers_to_bases_2_and_10(dtype):
     """Powers of the base come out exact; subnormal numbers have logarithms, and are results."""

@@ -113,11 +113,6 @@ def dot_(a: Instruction, b: Instruction) -> Instruction:
     return finish(dot(a, b, (0,), (0,)))
 
 
-@lowers(aten.outer, aten.ger)
-def outer(a: Instruction, b: Instruction) -> Instruction:
-    return finish(dot(a, b, (), ()))
-
-
 def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> Instruction:
     """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
     shape = expected()

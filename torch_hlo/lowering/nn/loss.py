@@ -154,12 +154,6 @@ def mse_loss_backward(
     return finish((x - y) * 2 * _spread(grad, x, reduction))
 
 
-@lowers(aten.l1_loss)
-def l1_loss(x: Instruction, y: Instruction, reduction: int = MEAN) -> Instruction:
-    x, y = _terms(x, y)
-    return reduced(absolute(x - y), reduction)
-
-
 def _smooth(z: Expr, beta: Scalar) -> Expr:
     beta = z.like(beta)
     return where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
@@ -229,25 +223,6 @@ def _matrix(x: Instruction) -> Expr:
 def _rows(x: Instruction, target: Instruction) -> tuple[Expr, Instruction]:
     value = _matrix(x)
     return value, reshape(target, value.dims[:1])
-
-
-@lowers(aten.multi_margin_loss)
-def multi_margin_loss(
-    x: Instruction,
-    target: Instruction,
-    p: Scalar = 1,
-    margin: Scalar = 1,
-    weight: Instruction | None = None,
-    reduction: int = MEAN,
-) -> Instruction:
-    value, target = _rows(x, target)
-    at_target, chosen = _target_column(value, target)
-    z = maximum(margin - at_target + value, 0)
-    z = z if p == 1 else z * z
-    if weight is not None:
-        z *= _row_weight(weight, target, z)
-    loss = average(where(chosen, 0, z), (1,))
-    return reduced(loss, reduction)
 
 
 def _row_weight(weight: Instruction, target: Instruction, like: Expr) -> Expr:

@@ -28,8 +28,6 @@ from ..core.elementwise import apply
 from .pointwise import conjugate
 
 SQRT_2_PI = math.sqrt(2 / math.pi)
-SELU_ALPHA = 1.6732632423543772848170429916717
-SELU_SCALE = 1.0507009873554804934193349852946
 
 
 @pointwise(aten.relu)
@@ -97,16 +95,6 @@ def elu_backward(
         return where(x <= 0, g * slope, g * scale)
 
     return apply(gradient, (g, x), {}, 2)
-
-
-@pointwise(aten.selu)
-def selu(x: Expr) -> Expr:
-    return elu(x, SELU_ALPHA, SELU_SCALE)
-
-
-@pointwise(aten.celu)
-def celu(x: Expr, alpha: Term = 1.0) -> Expr:
-    return where(x > 0, x, expm1(x / alpha) * alpha)
 
 
 @pointwise(aten.gelu)

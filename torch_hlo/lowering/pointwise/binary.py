@@ -4,7 +4,10 @@ lerp."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
+
+import torch
 
 from torch_hlo.hlo.ir import Instruction
 
@@ -320,6 +323,26 @@ def isinf(x: Expr) -> Expr:
     return x.ne(x) if _integral(x) else absolute(x).eq(math.inf)
 
 
+@pointwise(aten.nan_to_num)
+def nan_to_num(
+    x: Expr,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Expr:
+    if is_complex(x):
+        parts = (nan_to_num(part(x), nan, posinf, neginf) for part in (real, imag))
+        return binary("complex", *parts)
+    if _integral(x):
+        return x
+    ends = torch.finfo(promote.HLO_TO_TORCH[expected().dtype])
+    high = ends.max if posinf is None else posinf
+    low = ends.min if neginf is None else neginf
+    return where(
+        is_nan(x), nan or 0, where(absolute(x).eq(math.inf), where(x > 0, x.like(high), low), x)
+    )
+
+
 @pointwise(aten.isfinite, operands=True)
 def isfinite(x: Expr) -> Expr:
     return x.eq(x) if _integral(x) else ~isinf(x) & ~is_nan(x)
@@ -421,19 +444,22 @@ def lerp(x: Expr, end: Expr, weight: Expr) -> Expr:
     return where(size < 0.5, x + weight * difference, end - difference * (1 - weight))
 
 
-@lowers(aten.complex)
-def complex_(re: Instruction, im: Instruction) -> Instruction:
+def _parts(*given: Instruction) -> Iterator[Expr]:
+    """What complex numbers are made of, in the type and shape of their parts."""
     shape = expected()
     part = promote.real_type(shape.dtype)
-    return binary("complex", *(Expr(promote.operand(v, part, shape.dims)) for v in (re, im))).x
+    return (Expr(promote.operand(v, part, shape.dims)) for v in given)
+
+
+@lowers(aten.complex)
+def complex_(re: Instruction, im: Instruction) -> Instruction:
+    return binary("complex", *_parts(re, im)).x
 
 
 @lowers(aten.polar)
 def polar(size: Instruction, angle: Instruction) -> Instruction:
-    shape = expected()
-    part = promote.real_type(shape.dtype)
-    size, angle = (Expr(promote.operand(v, part, shape.dims)) for v in (size, angle))
-    return binary("complex", size * cos(angle), size * sin(angle)).x
+    length, turn = _parts(size, angle)
+    return binary("complex", length * cos(turn), length * sin(turn)).x
 
 
 @lowers(aten.frexp)

@@ -79,6 +79,17 @@ def sum_(
     return _total(x, dim, "or", "add")
 
 
+@lowers(aten.nansum)
+def nansum(
+    x: Instruction,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    value = _accumulator(x)
+    return result(fold(where(is_nan(value), 0, value), axes(dim, x.rank)))
+
+
 @lowers(aten.mean)
 def mean(
     x: Instruction,

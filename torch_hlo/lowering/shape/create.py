@@ -80,11 +80,6 @@ def copy(x: Instruction, source: Instruction, *args: Any, **kwargs: Any) -> Inst
     return _filled(source)
 
 
-@lowers(aten.type_as)
-def type_as(x: Instruction, other: Instruction) -> Instruction:
-    return promote.cast(x, other.dtype)
-
-
 @lowers(aten.arange)
 def arange(*args: Any, **kwargs: Any) -> Instruction:
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)

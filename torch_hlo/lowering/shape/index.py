@@ -26,8 +26,6 @@ from ..core import (
     guard,
     is_number,
     lowers,
-    maximum,
-    minimum,
     permute,
     promote,
     put_along,
@@ -427,38 +425,3 @@ def masked_scatter(x: Instruction, mask: Instruction, source: Instruction) -> In
         return x
     picked = gather_dim(reshape(source, (source.size,)), _position(mask), 0)
     return where(Expr(mask), Expr(picked), Expr(x)).x
-
-
-@lowers(aten._unsafe_masked_index)
-def unsafe_masked_index(
-    x: Instruction,
-    mask: Instruction,
-    indices: Sequence[Instruction | None],
-    fill: Scalar,
-) -> Instruction:
-    picked = Expr(
-        index(x, [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)])
-    )
-    return where(Expr(broadcast_to(mask, picked.dims)), picked, picked.like(fill)).x
-
-
-@lowers(aten._unsafe_masked_index_put_accumulate)
-def unsafe_masked_index_put(
-    x: Instruction,
-    mask: Instruction,
-    indices: Sequence[Instruction | None],
-    values: Instruction,
-) -> Instruction:
-    values = Expr(values)
-    masked = where(Expr(broadcast_to(mask, values.dims)), values, 0)
-    return index_put(
-        x,
-        [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)],
-        masked.x,
-        True,
-    )
-
-
-def _clamped(indices: Instruction, size: Size) -> Instruction:
-    i = Expr(indices).cast("s64")
-    return maximum(minimum(i, i.like(size) - 1), -i.like(size)).x

@@ -469,11 +469,6 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
     return concatenate([slice_dim(x, dim, cut, size), slice_dim(x, dim, 0, cut)], dim)
 
 
-@lowers(aten.sum_to_size)
-def sum_to_size(x: Instruction, size: Sequence[Size]) -> Instruction:
-    return sum_to(x, expected().dims)
-
-
 def sum_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
     """Sum over the dimensions that broadcasting `dims` to `x` repeated."""
     lead = x.rank - len(dims)
