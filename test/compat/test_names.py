@@ -237,6 +237,18 @@ def test_sharding(tmp_path):
         xs.mark_sharding(x, mesh, ("fsdp", None))
         print(torch_xla._XLAC._get_xla_sharding_spec(x), isinstance(x, xs.XLAShardedTensor))
         print([s.unpadded_data.tolist() for s in x.local_shards][2:])
+        from torch.distributed.tensor import Partial, Replicate, Shard
+        y = x.redistribute(mesh, [Replicate(), Shard(1)])
+        assert y.partition_spec == (None, 1) and x.partition_spec == ("fsdp", None)
+        assert torch_xla._XLAC._get_xla_sharding_spec(y).startswith("{devices=[1,2,2]0,2,1,3")
+        assert torch.equal(y.cpu(), x.cpu())
+        for placements in ([Shard(0)], [Partial(), Replicate()], [Shard(2), Replicate()]):
+            try:
+                x.redistribute(mesh, placements)
+                raise AssertionError(placements)
+            except (ValueError, NotImplementedError, IndexError):
+                pass
+        assert (mesh.get_axis_name_idx("model"), mesh.get_axis_name_idx("no")) == (1, None)
         model = FSDP(torch.nn.Linear(4, 6), mesh=mesh)
         out = model(x)
         out.square().sum().backward()

@@ -174,6 +174,42 @@ def test_sharded_training(tmp_path):
     assert out.count("2.0") == 2  # of a group that began after another one had ended
 
 
+def test_fsdp_adds_gradients_up(tmp_path):
+    """Under `no_sync`; modules are wrapped where a policy with PyTorch/XLA's names says so."""
+    out = script(
+        """
+        import torch, torch_xla, torch_xla.core.xla_model as xm
+        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
+        x = torch.arange(24.0).view(4, 6).sin()
+
+        def net():
+            torch.manual_seed(0)
+            return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+        def policy(module, recurse, unwrapped_params):
+            return recurse or unwrapped_params > 20
+
+        def main(rank):
+            plain, full = net(), FSDP(net(), auto_wrap_policy=policy)
+            assert isinstance(full.module[0], FSDP) and not isinstance(full.module[2], FSDP)
+            (plain(x).square().mean() * 3).backward()
+            mine = x[2 * rank:2 * rank + 2].to("xla")
+            with full.no_sync():
+                for _ in range(2):
+                    full(mine).square().mean().backward()
+            full(mine).square().mean().backward()
+            want = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e3)
+            print(abs(full.clip_grad_norm_(1e3).item() - want.item()) < 1e-5)
+
+        if __name__ == "__main__":
+            torch_xla.launch(main)
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="2",
+    )
+    assert out.count("True") == 2
+
+
 SCRIPTS = [f for f in torch_xla.FILES if f.startswith("examples/") or "test_train_" in f]
 
 

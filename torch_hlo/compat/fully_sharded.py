@@ -2,6 +2,7 @@
 spread over the devices."""
 
 import argparse
+import contextlib
 import functools
 import math
 import time
@@ -32,20 +33,19 @@ def recursive_wrap(
     **kwargs,
 ):
     """Wrap the modules below, and the module, where the policy says so; returns it and the number
-    of elements in what was wrapped."""
+    of elements in what was wrapped. The policy is asked with (module, recurse, elements that are
+    not wrapped): PyTorch and PyTorch/XLA have other names for the last."""
     if module in ignored_modules:
         return module, 0
     count, wrapped = sum(p.numel() for p in module.parameters()), 0
-    if auto_wrap_policy(module=module, recurse=True, nonwrapped_numel=count):
+    if auto_wrap_policy(module, True, count):
         for name, child in module.named_children():
             child, n = recursive_wrap(
                 child, auto_wrap_policy, wrapper_cls, ignored_modules, ignored_params, **kwargs
             )
             setattr(module, name, child)
             wrapped += n
-    rest = count - wrapped
-    policy = auto_wrap_policy(module=module, recurse=False, nonwrapped_numel=rest)
-    if not only_wrap_children and policy:
+    if not only_wrap_children and auto_wrap_policy(module, False, count - wrapped):
         return wrapper_cls(module, **kwargs), count
     return module, wrapped
 
@@ -167,6 +167,15 @@ class XlaFullyShardedDataParallel(_Wrapped):
         )
         frees = options.get("reshard_after_forward", True)
         fully_shard(module, mp_policy=types, reshard_after_forward=frees)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Gradients are added up; the first backward behind it joins those of all processes."""
+        self.module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.module.set_requires_gradient_sync(True)
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)

@@ -71,6 +71,10 @@ class Mesh:
     def get_logical_mesh(self):
         return self.device_ids.reshape(self.mesh_shape)
 
+    def get_axis_name_idx(self, name):
+        names = self.axis_names or ()
+        return names.index(name) if name in names else None
+
     def get_op_sharding(self, partition_spec):
         """The sharding of tensors with these entries."""
         dims = [self.size()] * len(partition_spec)
@@ -139,7 +143,10 @@ def mark_sharding(t, mesh, partition_spec):
         f"Partition spec length ({len(partition_spec)}) should be equal to the input rank"
         f" ({t.dim()})."
     )
-    return spmd.mark_sharding(t, mesh.ours, tuple(partition_spec))
+    spec = tuple(partition_spec)
+    marked = spmd.mark_sharding(t, mesh.ours, spec)
+    marked.partition_spec = spec
+    return marked
 
 
 def _dynamo_mark_sharding(input, device_ids, mesh_shape, axis_names, partition_spec):
@@ -220,13 +227,13 @@ def xla_distribute_module(
     return module
 
 
-def enable_manual_sharding(t, spec, *, mesh=None):
-    return spmd.enable_manual_sharding(t, spec, mesh=(mesh or get_global_mesh()).ours)
+def enable_manual_sharding(t, partition_spec, *, mesh=None):
+    return spmd.enable_manual_sharding(t, partition_spec, mesh=(mesh or get_global_mesh()).ours)
 
 
-def disable_manual_sharding(t, spec, full_shape, *, mesh=None):
+def disable_manual_sharding(t, partition_spec, full_shape, *, mesh=None):
     where = (mesh or get_global_mesh()).ours
-    return spmd.disable_manual_sharding(t, spec, full_shape, mesh=where)
+    return spmd.disable_manual_sharding(t, partition_spec, full_shape, mesh=where)
 
 
 def clear_sharding(t):
@@ -240,6 +247,9 @@ def wrap_as_sharded_tensor(t, mesh_shape=None, partition_spec=None):
 def wrap_if_sharded(x):
     """The tensor: it knows its shards itself."""
     return x
+
+
+unwrap_sharded_tensor = wrap_if_sharded
 
 
 def placement(t):
@@ -360,6 +370,19 @@ def load_local_shards_(self, shards):
     self.copy_(from_shards([s.data for s in shards], found, self.shape))
 
 
+def redistribute(self, device_mesh, placements, *, async_op=False):
+    """A copy that is spread so over the mesh."""
+    if len(placements) != len(device_mesh.mesh_shape):
+        raise ValueError(
+            f"Number of placements ({len(placements)}) must match mesh dimensions"
+            f" ({len(device_mesh.mesh_shape)})"
+        )
+    if any(p.is_partial() for p in placements):
+        raise NotImplementedError("Partial placement: the tensor is a whole one; use Replicate")
+    spec = convert_to_xla_partition_spec(self, placements)
+    return mark_sharding(self.clone(), device_mesh, spec)
+
+
 class _Sharded(type):
     def __instancecheck__(cls, instance):
         return isinstance(instance, HloTensor) and placement(instance) is not None
@@ -385,6 +408,7 @@ def install():
     for name, function in _VIEWS.items():
         setattr(HloTensor, name, property(function))
     HloTensor.load_local_shards_ = load_local_shards_
+    HloTensor.redistribute = redistribute
 
 
 def auto_policy(*args):
@@ -416,11 +440,15 @@ def xla_patched_nn_linear_forward(m, input):
     return XLAPatchedLinear.apply(input, m.weight, m.bias)
 
 
-def apply_xla_patch_to_nn_linear(module, forward=xla_patched_nn_linear_forward):
+class EinsumLinear(torch.nn.Linear):
+    forward = xla_patched_nn_linear_forward
+
+
+def apply_xla_patch_to_nn_linear(module, patched_function=xla_patched_nn_linear_forward):
     """Give the linear layers of a module this `forward`; returns the module."""
     for m in module.modules():
         if isinstance(m, torch.nn.Linear):
-            m.forward = types.MethodType(forward, m)
+            m.forward = types.MethodType(patched_function, m)
     return module
 
 

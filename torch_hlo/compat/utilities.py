@@ -20,6 +20,11 @@ from . import hardware
 VARIABLES = (
     "CPU_NUM_DEVICES LOCAL_RANK LOCAL_WORLD_SIZE PJRT_DEVICE PJRT_LOCAL_PROCESS_COUNT"
     " PJRT_LOCAL_PROCESS_RANK PJRT_DIST_SERVICE_ADDR PJRT_CPU_ASYNC_CLIENT RANK WORLD_SIZE"
+    " ACCELERATOR_TYPE CLOUD_TPU_TASK_ID PJRT_DYNAMIC_PLUGINS PJRT_SELECT_DEFAULT_DEVICE"
+    " TPUVM_MODE TPU_ACCELERATOR_TYPE TPU_CHIPS_PER_HOST_BOUNDS TPU_CHIPS_PER_PROCESS_BOUNDS"
+    " TPU_HOST_BOUNDS TPU_MESH_CTLER_ADDR TPU_MESH_CTLER_PORT TPU_NUM_DEVICES TPU_PROCESS_ADDRESSES"
+    " TPU_PROCESS_BOUNDS TPU_PROCESS_PORT TPU_SKIP_MDS_QUERY TPU_VISIBLE_CHIPS TPU_WORKER_HOSTNAMES"
+    " TPU_WORKER_ID WORKER_ID"
 ).split()
 globals().update({name: name for name in VARIABLES})
 
@@ -168,10 +173,10 @@ def load(path):
     return torch.load(path, weights_only=False)
 
 
-def save(data, path, master_only=True, global_master=False):
+def save(data, file_or_path, master_only=True, global_master=False):
     """torch.save of CPU copies, by the first process alone unless `master_only` is False."""
     if not master_only or hardware.global_ordinal() == 0:
-        torch.save(to_cpu(data), path)
+        torch.save(to_cpu(data), file_or_path)
 
 
 def mp_test(func):

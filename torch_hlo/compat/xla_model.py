@@ -33,8 +33,9 @@ def set_replication(device, devices):
     """Nothing to do: a process has one device, and steps of several processes find each other."""
 
 
-def xla_real_devices(devices=None):
-    return [f"{hardware.device_type()}:{torch.device(d).index or 0}" for d in devices or ["xla:0"]]
+def xla_real_devices(local_devices=None):
+    kind = hardware.device_type()
+    return [f"{kind}:{torch.device(d).index or 0}" for d in local_devices or ["xla:0"]]
 
 
 def xla_device_hw(device):
@@ -86,7 +87,7 @@ def optimizer_step(
     return loss
 
 
-def send_cpu_data_to_device(data, device, input_sharding=None):
+def send_cpu_data_to_device(datas, device, input_sharding=None):
     """Nested data on the device; `input_sharding`: a ShardingSpec for its tensors."""
 
     def move(tensor):
@@ -95,12 +96,12 @@ def send_cpu_data_to_device(data, device, input_sharding=None):
             input_sharding.apply(moved)
         return moved
 
-    data = [data] if isinstance(data, torch.Tensor) else data
+    datas = [datas] if isinstance(datas, torch.Tensor) else datas
     kept = utilities.ToXlaTensorArena(
         lambda tensors: list(map(move, tensors)),
         lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu",
     )
-    return kept.transform(data)
+    return kept.transform(datas)
 
 
 def check_view_sharing(obj):
