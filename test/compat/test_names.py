@@ -42,6 +42,11 @@ def test_names_resolve(tmp_path):
         import torch
         from torch_xla.experimental.assume_pure import PureModule
         assert PureModule(torch.nn.Linear(2, 3))(torch.ones(1, 2)).shape == (1, 3)
+        from torch_xla.debug import graph_saver
+        try:
+            graph_saver.save_tensors_graph(".", "name", [])
+        except NotImplementedError as error:
+            print(error)
         import torch_xla.core.xla_model as xm
         for name in ("nothing", "send"):
             try:
@@ -53,6 +58,7 @@ def test_names_resolve(tmp_path):
     )
     assert "AttributeError torch_hlo offers no 'nothing' in torch_xla.core.xla_model" in out
     assert "all_reduce" in out
+    assert "torch_xla.debug.graph_saver.save_tensors_graph: torch_hlo does not offer it" in out
     assert "NotImplementedError torch_xla.core.xla_model.send" in out
     assert "torch.distributed.send" in out
 
@@ -299,6 +305,11 @@ def test_loops_and_export(tmp_path):
         program = exported_program_to_stablehlo(torch.export.export(layers, (x,)))
         print("stablehlo.dot_general" in program.get_stablehlo_text())
         print(program.get_stablehlo_bytecode().startswith(b"ML"))
+        import os
+        from torch_xla.stablehlo import StableHLOExportOptions
+        program.save("with")
+        program.save("without", StableHLOExportOptions(save_weights=False))
+        assert os.path.exists("with/program.pt2") and not os.path.exists("without/program.pt2")
         program.save("program")
         again = type(program).load("program")
         print(torch.allclose(again(x), layers(x), atol=1e-5))

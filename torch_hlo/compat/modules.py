@@ -16,12 +16,14 @@ import torch
 _FAMILIES: dict[str, str] = {
     "": """
         _dynamo _dynamo.config _dynamo.dynamo_bridge _internal _internal.jax_workarounds core
-        core.xla_builder core.xla_op_registry debug debug.model_comparator distributed
-        distributed.data_parallel
+        core.xla_builder core.xla_op_registry debug debug.graph_saver debug.metrics_compare_utils
+        debug.metrics_saver debug.model_comparator distributed distributed.data_parallel
+        experimental.dynamo_set_buffer_donor
         experimental.mark_pattern_utils experimental.pjrt_backend experimental.splash_attention
         experimental.stablehlo_custom_call experimental.unbounded_dynamism_export
         experimental.xla_dynamic_reshape_ops experimental.xla_marker
         experimental.xla_mlir_debuginfo test tf_saved_model_integration utils
+        utils.buffer_donor_context utils.keyd_queue
     """,
     "checkpoint_names": """
         experimental.distributed_checkpoint experimental.distributed_checkpoint._helpers
@@ -76,11 +78,17 @@ MODULES = {
 _TEXT = "write HLO text and run it with torch_hlo.run_text"
 _DYNAMO = 'use torch.compile(model, backend="hlo")'
 _DYNAMIC = "use torch.export with dynamic_shapes, and torch_hlo.export.to_stablehlo_text"
+_BUNDLE = "a program is a torch.export.ExportedProgram, and StableHLO text"
+_MEMORY = "memory is used again without being told"
 _PALLAS = "TPU kernels need a TPU; use torch.nn.functional.scaled_dot_product_attention"
 _KERNELS = (
     "FlashAttention GMM fa_custom_backward fa_custom_forward gmm gmm_backward jax_import_guard"
     " make_kernel_from_pallas multi_queries_paged_attention paged_attention quantized_matmul_int8"
     " ragged_paged_attention tgmm trace_pallas"
+)
+_PARTS = (
+    "InputLocation StableHLOFunc StableHLOFunctionMeta StableHLOModelBundle VariableSignature"
+    " VariableType XLAExportInterpreter"
 )
 # What torch_xla has and we do not offer -> what to use.
 REFUSED: dict[str, str] = {
@@ -91,11 +99,16 @@ REFUSED: dict[str, str] = {
     "core.xla_op_registry": _TEXT,
     "core.xla_model.send": "use torch.distributed.send",
     "core.xla_model.recv": "use torch.distributed.recv",
+    "core.xla_model.DeviceContext": "a process has one device",
+    "debug.graph_saver": "use torch_hlo.debug.hlo_text",
+    "debug.metrics_compare_utils": "use torch_hlo.metrics.metric_data",
+    "debug.metrics_saver": "print torch_hlo.metrics.metrics_report()",
     "debug.model_comparator": "use torch.testing.assert_close",
     "debug.profiler.trace": "there is no profiler server: call trace_detached, or start_trace and"
     " stop_trace, in the process",
     "distributed.data_parallel": "threads per device are gone; use torch_xla.launch",
     **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
+    "experimental.dynamo_set_buffer_donor": _MEMORY,
     "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",
     "experimental.splash_attention": _PALLAS,
     "experimental.mark_pattern_utils": "patterns are found without marks",
@@ -104,7 +117,10 @@ REFUSED: dict[str, str] = {
     "experimental.xla_dynamic_reshape_ops": _DYNAMIC,
     "experimental.xla_marker": "patterns are found without marks",
     "experimental.xla_mlir_debuginfo": "TORCH_HLO_DUMP=folder writes the line of each operation",
+    **{f"stablehlo.{name}": _BUNDLE for name in _PARTS.split()},
     "tf_saved_model_integration": "use torch_xla.stablehlo.save_as_stablehlo",
+    "utils.buffer_donor_context": _MEMORY,
+    "utils.keyd_queue": "use queue.Queue",
 }
 
 

@@ -47,11 +47,12 @@ class StableHLOGraphModule:
         return export.to_portable_artifact(self._program)
 
     def save(self, directory_path, options=None):
-        """The text, and the exported program with its weights."""
+        """The text, and the exported program with its weights, which `load` needs."""
         folder = Path(directory_path)
         (folder / "functions").mkdir(parents=True, exist_ok=True)
         (folder / "functions" / "forward.mlir").write_text(self._text)
-        torch.export.save(self._program, folder / "program.pt2")
+        if options is None or options.save_weights:
+            torch.export.save(self._program, folder / "program.pt2")
 
     @classmethod
     def load(cls, directory_path):
@@ -67,7 +68,7 @@ def save_as_stablehlo(
     stablehlo_dir,
     options=None,
 ):
-    StableHLOGraphModule(exported_model).save(stablehlo_dir)
+    StableHLOGraphModule(exported_model).save(stablehlo_dir, options)
 
 
 def save_torch_model_as_stablehlo(
@@ -76,4 +77,4 @@ def save_torch_model_as_stablehlo(
     path,
     options=None,
 ):
-    save_as_stablehlo(torch.export.export(torchmodel, args), path)
+    save_as_stablehlo(torch.export.export(torchmodel, args), path, options)

@@ -35,11 +35,6 @@ def relu(x: Expr) -> Expr:
     return maximum(x, 0)
 
 
-@pointwise(aten.relu6)
-def relu6(x: Expr) -> Expr:
-    return minimum(maximum(x, 0), 6)
-
-
 @pointwise(aten.hardtanh, arity=3)
 def hardtanh(x: Expr, low: Expr = -1, high: Expr = 1) -> Expr:
     return minimum(maximum(x, low), high)

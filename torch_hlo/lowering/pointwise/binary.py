@@ -132,10 +132,6 @@ def minimum_(x: Expr, y: Expr) -> Expr:
     return x & y if is_bool(x) else minimum(x, y)
 
 
-lowers(aten.max.other)(lambda x, y: apply(maximum_, (x, y), {}, 2))
-lowers(aten.min.other)(lambda x, y: apply(minimum_, (x, y), {}, 2))
-
-
 @pointwise(aten.fmax, arity=2)
 def fmax(x: Expr, y: Expr) -> Expr:
     if _integral(x):

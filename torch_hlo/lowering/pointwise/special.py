@@ -68,11 +68,6 @@ def erfcx(x: Expr) -> Expr:
     return where(a <= 1, inside, where(x < 0, 2 * exp(x * x) - tail, where(is_nan(x), x, tail)))
 
 
-@pointwise(aten.special_ndtr)
-def ndtr(x: Expr) -> Expr:
-    return 0.5 * erfc(x * -math.sqrt(0.5))
-
-
 # Quantile of the normal distribution: central part, and tails in sqrt(-2 log p) below and above 8
 _NDTRI = (
     (
