@@ -70,6 +70,16 @@ def test_errors_name_tensor_and_axis(spec, message):
         mark_sharding(torch.zeros(4, 6).to("hlo"), mesh(), spec, name="w")
 
 
+def test_a_clone_leaves_its_original_where_it_is():
+    x = torch.arange(24.0).view(4, 6).to("hlo")
+    plain, spread = x.clone(), mark_sharding(x.clone(), mesh(), ("x", None))
+    other = mark_sharding(spread.clone(), mesh(), (None, "x"))
+    assert [str(sharding_of(t)) for t in (x, plain)] == ["None", "None"]
+    assert [str(sharding_of(t)) for t in (spread, other)] == ["{[{x}, {}]}", "{[{}, {x}]}"]
+    assert x.equal(spread) and x.equal(other)
+    assert [str(sharding_of(t)) for t in (spread, other)] == ["{[{x}, {}]}", "{[{}, {x}]}"]
+
+
 def test_meshes_that_cannot_be():
     for shape, names, devices, message in (
         (

@@ -13,6 +13,7 @@ from torch_hlo.lazy.aten import dispatch
 from torch_hlo.lazy.record import Array, HloTensor, read, session, write
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.journal import Journal
+from torch_hlo.lazy.run.launch import alone
 from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.lowering.spmd.sharding import SHARD, decode, encode
 from torch_hlo.pytorch.registration import PLACE
@@ -75,6 +76,7 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
         whole
         and type(value) is Array
         and value.data is not None
+        and alone(value)  # a clone leaves its original where it is
         and not any(dim.open for dim in sharding.dims)
     ):
         session.engine().base().start_collectives()

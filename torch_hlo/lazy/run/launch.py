@@ -261,7 +261,7 @@ class Launch:
                 storages[position].value is not leaf
                 or memories[i].readers
                 or len(leaf.owners) != 1
-                and not _alone(leaf)
+                and not alone(leaf)
             ):
                 return False
         return True
@@ -323,7 +323,7 @@ class Launch:
         return True
 
 
-def _alone(array: Array) -> bool:
+def alone(array: Array) -> bool:
     """Whether only one storage has the array, now that copies may be gone."""
     with session.current().values:
         return array.holders() == 1
