@@ -248,6 +248,8 @@ def test_sharding(tmp_path):
         assert y.partition_spec == (None, 1) and x.partition_spec == ("fsdp", None)
         assert torch_xla._XLAC._get_xla_sharding_spec(y).startswith("{devices=[1,2,2]0,2,1,3")
         assert torch.equal(y.cpu(), x.cpu())
+        assert y.placements == (Replicate(), Shard(1)) and x.placements == (Shard(0), Replicate())
+        assert not hasattr(y.cpu(), "placements") and not hasattr(y + 1, "placements")
         for placements in ([Shard(0)], [Partial(), Replicate()], [Shard(2), Replicate()]):
             try:
                 x.redistribute(mesh, placements)

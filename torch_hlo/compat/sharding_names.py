@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 from torch_hlo import debug
 from torch_hlo.distributed import annotate, spmd, visualize
@@ -209,8 +210,7 @@ def xla_distribute_tensor(tensor, device_mesh, placements=None):
     """torch.distributed.tensor.distribute_tensor: the tensor, on the device and marked."""
     if tensor.device.type != "xla":
         tensor = tensor.detach().to("xla").requires_grad_(tensor.requires_grad)
-    tensor.placements = tuple(placements or ())
-    spec = convert_to_xla_partition_spec(tensor, tensor.placements)
+    spec = convert_to_xla_partition_spec(tensor, placements or ())
     return mark_sharding(tensor, convert_to_xla_mesh(device_mesh), spec)
 
 
@@ -273,6 +273,16 @@ def sharding_text(t):
         tiles.append(copies)
     text = f"devices=[{','.join(map(str, tiles))}]{','.join(map(str, holders))}"
     return "{" + text + (" last_tile_dim_replicate}" if copies > 1 else "}")
+
+
+def placements(t):
+    """What is done along each axis of the mesh, in words of DTensor. Raises AttributeError for a
+    tensor that is not sharded."""
+    found = placement(t)
+    if found is None:
+        raise AttributeError("placements: the tensor has no sharding; use mark_sharding")
+    dims = {axis.name: Shard(d) for d, dim in enumerate(found.dims) for axis in dim.axes}
+    return tuple(dims.get(name, Replicate()) for name in found.mesh.names)
 
 
 def sharding_type(t):
@@ -398,6 +408,7 @@ class XLAShardedTensor(metaclass=_Sharded):
 _VIEWS = {
     "global_tensor": lambda self: self,
     "local_shards": local_shards,
+    "placements": placements,
     "sharding_spec": sharding_text,
     "sharding_type": sharding_type,
 }

@@ -229,16 +229,6 @@ _ROOT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}  # bits of sqrt(1/2)
 _LAYOUT = {"f32": ("s32", 127, 23), "f64": ("s64", 1023, 52)}
 
 
-@pointwise(aten.deg2rad)
-def deg2rad(x: Expr) -> Expr:
-    return x * (math.pi / 180)
-
-
-@pointwise(aten.rad2deg)
-def rad2deg(x: Expr) -> Expr:
-    return x * (180 / math.pi)
-
-
 @pointwise(aten.atan, aten.arctan)
 def atan(x: Expr) -> Expr:
     # -i atanh(i x), by exchanging parts: a product with i loses the signs of zeros
