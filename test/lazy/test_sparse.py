@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import torch_hlo
@@ -246,6 +247,24 @@ def test_training(table, optimizer):
     torch.testing.assert_close(
         trained("hlo", table, optimizer), trained("cpu", table, optimizer), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags(mode, last):
+    """Rows of indices, and bags of any sizes, the empty ones too."""
+    rows = torch.tensor([[1, 4, 4], [0, 2, 5]])
+    offsets = torch.tensor([0, 0, 2, 6][: 4 if last else 3])
+
+    def bags(weight):
+        def of(*given, **options):
+            given = [g.to(weight.device) for g in given]
+            return F.embedding_bag(given[0], weight, *given[1:], mode=mode, **options)
+
+        some = of(rows.flatten(), offsets, include_last_offset=last)
+        return torch.cat((some * some, of(rows), of(rows, padding_idx=4)))
+
+    both(bags, torch.linspace(-1, 1, 30).view(6, 5), gradients=(0,))
 
 
 def programs():

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from torch_hlo.hlo.ir import Instruction, Size
+from torch_hlo.hlo.ir import Instruction, Size, splat
 
 from ..core import (
     Expr,
     Results,
+    Scalar,
     aten,
-    broadcast_to,
     expected,
     expected_shapes,
     finish,
@@ -16,6 +16,7 @@ from ..core import (
     iota,
     lowers,
     lowest,
+    pad_dim,
     promote,
     put_along,
     scatter_dim,
@@ -23,6 +24,7 @@ from ..core import (
     where,
 )
 from ..reduction.reduce import fold
+from ..shape.cumulative import prefix
 from ..shape.index import embedding_dense_backward
 
 SUM = 0
@@ -30,12 +32,22 @@ MEAN = 1
 MAX = 2
 
 
+def _evenly(offsets: Instruction, count: Size) -> int:
+    """How many indices each bag has, if all have as many as the last one; else 0. Indices in rows
+    come so."""
+    if offsets.op != "multiply" or offsets.operand.op != "iota":
+        return 0
+    n = splat(offsets.operands[1])
+    return n if isinstance(n, int) and n * offsets.dims[0] == count else 0
+
+
 def _bag_of(offsets: Instruction, count: Size) -> Expr:
     """s64[count]: the bag each index belongs to (the last whose offset is not beyond it)."""
-    dims = (count, offsets.dims[0])
-    starts = Expr(broadcast_to(promote.cast(offsets, "s64"), dims))
-    reached = (starts <= iota(dims, 0)).cast("s64")
-    return fold(reached, (1,)) - 1
+    if n := _evenly(offsets, count):
+        return iota((*offsets.dims, n), 0).reshape((count,))
+    none = promote.full(0, "s64", (count,))
+    begun = scatter_dim(none, offsets, promote.full(1, "s64", offsets.dims), 0)
+    return prefix(Expr(begun), 0, "add") - 1
 
 
 @lowers(aten._embedding_bag, aten._embedding_bag_forward_only)
@@ -59,37 +71,39 @@ def embedding_bag(
         offsets = slice_dim(offsets, 0, 0, bags)
     count = indices.dims[0]
     bag = _bag_of(offsets, count)
+    each = _evenly(offsets, count)
+
+    def folded(x: Expr, op: str = "add", start: Scalar = 0) -> Expr:
+        if each:
+            return fold(x.reshape((bags, each, *x.dims[1:])), (1,), op)
+        first = promote.full(start, x.dtype, (bags, *x.dims[1:]))
+        return Expr(scatter_dim(first, bag.x, x.x, 0, op))
+
     index = Expr(indices).cast("s64")
     used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
     rows = Expr(gather_dim(weight, indices, 0)).cast(dtype)
     if per_sample_weights is not None:
         rows *= Expr(per_sample_weights).cast(dtype).spread(rows.dims)
-    sizes = Expr(scatter_dim(promote.full(0, "s64", (bags,)), bag.x, used.cast("s64").x, 0))
+    sizes = folded(used.cast("s64"))
     kept = used.spread(rows.dims)
     if mode == MAX:
-        low = Expr(promote.full(lowest(dtype), dtype, dims))
-        best = Expr(scatter_dim(low.x, bag.x, where(kept, rows, lowest(dtype)).x, 0, "maximum"))
+        low = lowest(dtype)
+        best = folded(where(kept, rows, low), "maximum", low)
         empty = sizes.eq(0).spread(dims)
         out = where(empty, 0, best)
         hit = kept & rows.eq(Expr(gather_dim(best.x, bag.x, 0)))
-        large = promote.full((1 << 62), "s64", dims)
-        first = scatter_dim(
-            large,
-            bag.x,
-            where(hit, iota(rows.dims, 0), 1 << 62).x,
-            0,
-            "minimum",
-        )
-        place = where(empty, 0, Expr(first))
+        first = folded(where(hit, iota(rows.dims, 0), 1 << 62), "minimum", 1 << 62)
+        place = where(empty, 0, first)
         chosen = gather_dim(index.x, place.x, 0)
         maximum_index = where(empty, 0, Expr(chosen)).x
     else:
-        out = Expr(scatter_dim(promote.full(0, dtype, dims), bag.x, where(kept, rows, 0).x, 0))
+        out = folded(where(kept, rows, 0))
         if mode == MEAN:
             divisor = where(sizes > 0, sizes, 1).cast(dtype)
             out /= divisor.spread(dims)
         maximum_index = promote.full(0, "s64", shapes[3].dims)
-    values = (out.x, bag.x, sizes.x, maximum_index)
+    last = pad_dim(sizes.x, 0, 0, 1) if include_last_offset else sizes.x
+    values = (out.x, bag.x, last, maximum_index)
     return tuple(
         promote.cast(v, s.dtype) if v.dims == s.dims else promote.full(0, s.dtype, s.dims)
         for v, s in zip(values, shapes, strict=True)
@@ -113,7 +127,8 @@ def embedding_bag_backward(
     dtype = promote.compute_type(shape.dtype)
     g = Expr(grad).cast(dtype)
     if mode == MAX:
-        g = where(Expr(sizes).eq(0).spread(g.dims), 0, g)  # an empty bag has no maximum
+        empty = Expr(slice_dim(sizes, 0, 0, g.dims[0])).eq(0)
+        g = where(empty.spread(g.dims), 0, g)  # an empty bag has no maximum
         zero = promote.full(0, dtype, shape.dims)
         return finish(put_along(zero, maximum_indices, g.x, 0))
     rows = Expr(gather_dim(g.x, bag, 0))
