@@ -20,12 +20,14 @@ from ..core import (
     axes,
     axis,
     compute,
+    exp,
     expected,
     get,
     highest,
     imag,
     iota,
     is_nan,
+    log,
     lowers,
     lowest,
     power,
@@ -102,6 +104,15 @@ def mean(
 
 def average(x: Expr, dims: Sequence[int]) -> Expr:
     return fold(x, dims) / count(x, dims)
+
+
+@lowers(aten.logsumexp)
+def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Instruction:
+    value = _accumulator(x)
+    dims = axes(dim, x.rank)
+    top = fold(real(value) if is_complex(value) else value, dims, "maximum")
+    top = where(absolute(top).eq(math.inf), 0, top).cast(value.dtype)
+    return result(log(fold(exp(value - keep(top, value.dims, dims)), dims)) + top)
 
 
 @lowers(aten.prod)
