@@ -54,6 +54,25 @@ def test_runs_where_it_is_called(jobs):
     assert not jobs
 
 
+def test_results_in_another_order_than_the_program_s(jobs):
+    @torch_hlo.compile
+    def policy(x, y):
+        hidden = torch.tanh(x + y)
+        return hidden * 2, hidden.sum(), hidden
+
+    x, y = torch.randn(4, 3).to("hlo"), torch.randn(4, 3).to("hlo")
+    for _ in range(6):
+        policy(x, y)
+        torch_hlo.sync()
+    jobs.clear()
+    double, total, hidden = policy(x, y)
+    assert not jobs
+    expected = torch.tanh(x.cpu() + y.cpu())
+    torch.testing.assert_close(hidden.cpu(), expected)
+    torch.testing.assert_close(double.cpu(), expected * 2)
+    torch.testing.assert_close(total.cpu(), expected.sum())
+
+
 def test_other_arguments(jobs):
     x, y = known(jobs)
     check(x, x)

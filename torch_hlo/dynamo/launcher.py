@@ -24,6 +24,7 @@ def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
     """The function; None for a recording that writes to something, depends on more than tensors, or
     has other results."""
     known = recording.programs.last
+    count = recording.count
     if (
         known is None
         or known.compiled.aliases
@@ -33,8 +34,8 @@ def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
         or recording.varying
         or recording.random
         or recording.written
-        or recording.distinct < recording.count
-        or recording.output_at != [*range(recording.count, recording.count + len(recording.new))]
+        or recording.distinct < count
+        or sorted(recording.output_at) != [*range(count, count + len(recording.new))]
         or recording.signature.moved
         or recording.signature.floats
         or recording.key[1] is not None
@@ -80,8 +81,8 @@ def _lines(recording: Recording, scope: dict[str, Any]) -> Iterator[str]:
     yield "if found is None: return None"
     for place, shape in enumerate(recording.programs.last.compiled.outputs):
         yield f"x{place} = Array({constant(shape)}, found[{place}])"
-    for at, place, meta in zip(recording.output_at, recording.output_of, recording.new):
-        yield f"s{at} = Storage(x{place}, {constant(meta)})"
+    for at, place in zip(recording.output_at, recording.output_of):
+        yield f"s{at} = Storage(x{place}, {constant(recording.new[at - recording.count])})"
     results = []
     for kind, at, *how in recording.results:
         if kind == "made":
