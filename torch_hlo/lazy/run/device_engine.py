@@ -132,11 +132,13 @@ class DeviceEngine(Engine):
 
     def sync(self, tensors: Sequence[Tensor] | None = None) -> None:
         """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
+        session.current().executor.awaited = True
         if not TAPE.words and self._idle():
             self.recorded.clear()
             runtime.synchronize()
             return
         self._evaluate()
+        session.current().executor.awaited = True
         if tensors is None:
             self._wait_all()
             return
@@ -272,7 +274,7 @@ class DeviceEngine(Engine):
         """Run a program that overwrites nothing here and now; its results. None, and nothing done,
         where it is long, and unless nothing is recorded or under way."""
         with RECORDING:
-            if compiled.program.seconds >= executor.BRIEF or not self._idle():
+            if not executor.is_brief(compiled.program) or not self._idle():
                 return None
             if not _ARRAYS.issuperset(map(type, leaves)):
                 return None
@@ -486,8 +488,7 @@ class DeviceEngine(Engine):
         if not any(type(s.value) is Out for s in storages):
             return
         self._surface()
-        jobs = session.current().executor
-        jobs.brief = executor.AWAITED
+        session.current().executor.awaited = True
         try:
             self._evaluate(near=not self._on_mesh(storages))
         except (CollectiveError, FloatingPointError):  # which no operation raises
@@ -500,8 +501,6 @@ class DeviceEngine(Engine):
                     None if type(part) is type(whole) and str(part) == str(whole) else whole
                 )
             self._tell_partial(whole)
-        finally:
-            jobs.brief = executor.BRIEF
         if any(self._is_refused(s) for s in storages):
             self._evaluate(storages)  # raises why
 

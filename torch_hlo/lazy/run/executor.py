@@ -41,7 +41,7 @@ from ..record import session
 DEPTH = 2
 # seconds of a program that its caller runs himself: another thread would not even have woken up
 BRIEF = 15e-6
-# and of one whose result its caller waits for
+# and of one that its caller waits for, or would as he did after the program before
 AWAITED = 1e-3
 # of one that is worth changing the processor for: 0.1 ms, and what the old one's cache holds
 _LONG = 2e-3
@@ -240,7 +240,7 @@ class _Executor(_Worker):
         # scratch memory of the jobs on the stream, one at a time; None while there are none
         self.arena: Arena | None = None
         self.streaming = 0  # how many there are
-        self.brief = BRIEF  # seconds of what `submit` runs itself
+        self.awaited = False  # somebody has waited since a program was started
         self.cut = 0  # time in nanoseconds; all that was recorded before it is submitted
 
     def _loop(self) -> None:
@@ -283,6 +283,14 @@ def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
     return not (_session.executor.failed and any(b.job and b.job.error for b in inputs))
 
 
+def is_brief(program: Program) -> bool:
+    """Whether its caller, who runs it next, is to run it himself."""
+    executor = _session.executor
+    limit = AWAITED if executor.awaited else BRIEF
+    executor.awaited = False
+    return program.seconds < limit
+
+
 def idle() -> bool:
     """Whether nothing is under way, and nobody watches what is run."""
     executor = _session.executor
@@ -297,9 +305,7 @@ def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> 
     executor = _session.executor
     job.block = block
     job.needed = needed
-    job.here = not (
-        job.program.seconds >= executor.brief or executor.in_flight or participants.profiled()
-    )
+    job.here = is_brief(job.program) and not executor.in_flight and not participants.profiled()
     if executor.stream is None:
         executor.stream = Stream()
     with executor.lock:
@@ -422,6 +428,7 @@ def _await(job: Job) -> None:
 def wait(buffer: Buffer) -> None:
     """Until the job that computes `buffer` has ended. If it failed, `buffer.job` stays and has an
     error."""
+    _session.executor.awaited = True
     job = buffer.job
     if job is not None:
         _await(job)
