@@ -236,6 +236,14 @@ MOVES = {
     ),
     "dynamic-slice of all": (h.dynamic_slice(V, [p("s32", (), 1)], (3,)), V),
     "update everything": (h.dynamic_update_slice(X, Y, [p("s32", (), 2)] * 2), Y),
+    "update of what is filled": (
+        h.dynamic_update_slice(
+            h.full(7, "f32", (4, 3)),
+            p(dims=(2, 2)),
+            [h.constant(1, "s32"), h.constant(5, "s32")],
+        ),
+        h.pad(p(dims=(2, 2)), h.constant(7, "f32"), [(1, 1, 0), (1, 0, 0)]),
+    ),
     "reads its update": (
         h.dynamic_slice(
             h.dynamic_update_slice(V, p(dims=(2,), index=2), [p("s32", (), 1)]),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import (
     Dim,
+    Dims,
     Instruction,
     Op,
     Size,
@@ -381,6 +382,14 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
     sizes = out["dynamic_slice_sizes"]
     if sizes == source.dims:
         return source
+    first = _constant_starts(source, starts, sizes)
+    return h.slice_(source, first, [a + n for a, n in zip(first, sizes)]) if first else None
+
+
+def _constant_starts(
+    source: Instruction, starts: Sequence[Instruction], sizes: Dims
+) -> list[int] | None:
+    """Where a part of these sizes begins, if that is known."""
     if not source.is_static:
         return None
     first = []
@@ -389,7 +398,7 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
         if not isinstance(value, int):
             return None
         first.append(min(max(value, 0), full - n))
-    return h.slice_(source, first, [a + n for a, n in zip(first, sizes)])
+    return first
 
 
 def update_everything(out: Instruction) -> Instruction | None:
@@ -398,6 +407,18 @@ def update_everything(out: Instruction) -> Instruction | None:
     if any(n == 0 for n in update.dims):
         return source
     return update if update.shape == source.shape else None
+
+
+def update_filled(out: Instruction) -> Instruction | None:
+    """dynamic-update-slice(broadcast(v), u, constants) -> pad(u, v)"""
+    source, update, *starts = out.operands
+    if source.op != "broadcast" or source.operand.rank:
+        return None
+    first = _constant_starts(source, starts, update.dims)
+    if not first:
+        return None
+    sizes = zip(first, update.dims, source.dims)
+    return h.pad(update, source.operand, [(a, full - n - a, 0) for a, n, full in sizes])
 
 
 def slice_of_update(out: Instruction) -> Instruction | None:
@@ -463,4 +484,5 @@ MOVES = rules(
     (op("dynamic-slice"), dynamic_slice_constant),
     (op("dynamic-slice"), slice_of_update),
     (op("dynamic-update-slice"), update_everything),
+    (op("dynamic-update-slice"), update_filled),
 )  # fmt: skip
