@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -251,3 +253,22 @@ def test_parts_of_arrays_are_read_in_vectors(dims, cut, axis, op):
         dump=lambda name, value: texts.append(value) if name == "llvm" else None,
     )
     assert dims[-1] < 16 or "masked.gather" not in "\n".join(texts)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s32", "c64"])
+@pytest.mark.parametrize(("dims", "axis"), [((2000, 41), 0), ((4, 300, 37), 1), ((300, 19), 0)])
+def test_accumulators_are_whole_vectors(dims, axis, dtype):
+    """Processors wait long for what was stored under a mask: only results are."""
+
+    def total(x: Instruction) -> Instruction:
+        shifted = b.add(x, b.broadcast(b.constant(1, dtype), x.dims, ()))
+        return b.reduce(shifted, b.constant(0, dtype), (axis,), "add")
+
+    found = check(total, values(dtype, *dims), dtypes=[dtype], rtol=1e-2, atol=1e-2, optimize=True)
+    texts: list[str] = []
+    compile_module(
+        found.module,
+        dump=lambda name, value: texts.append(value) if name == "llvm" else None,
+    )
+    stores = re.findall(r"call void @llvm.masked.store.*", "\n".join(texts))
+    assert dtype == "c64" or len(stores) <= 1, stores

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
+from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed, round_up
 
 from ..llvm import Emit, Target, Unit, apart, in_turns, literal, scalar, transposed
 from ..llvm.scalar import STORAGE, Storage, Value
@@ -68,6 +68,8 @@ class KernelValues:
         self.e = self.level.emit
         self.guards: list[Condition] = []
         self.nontemporal: set[str] = set()
+        # arrays of whole vectors: processors wait long for what was stored under a mask
+        self.padded: set[str] = set()
         # bytes: when a vector of an operand is loaded, the line that far behind it is asked for
         self.ahead = 0
         # a lane loop may start at any element, not only at a multiple of `lanes`
@@ -207,8 +209,8 @@ class KernelValues:
     def _active(self, depth: int) -> tuple[Condition, ...]:
         return tuple(c for c in self.guards if c[0].depth <= depth)
 
-    def mask(self) -> str | None:
-        """Which lanes of the current level may touch memory; None: all."""
+    def mask(self, pointer: str = "") -> str | None:
+        """Which lanes of the current level may touch memory, or this array; None: all."""
         result = None
         for c in self._active(self.level.depth):
             # An index in a condition may itself be loaded: only the guards around it hold then.
@@ -219,7 +221,7 @@ class KernelValues:
             finally:
                 self.guards = outer
             result = one if result is None else self.e.typed("i1").bin("and", result, one)
-        tail = self.level.tail if self.e.lanes > 1 else None
+        tail = self.level.tail if self.e.lanes > 1 and pointer not in self.padded else None
         if tail is None or result is None:
             return result if tail is None else tail
         return self.e.typed("i1").bin("and", result, tail)
@@ -392,7 +394,7 @@ class KernelValues:
         e = self.e
         kind = storage.memory
         align = storage.bytes
-        mask = self.mask()
+        mask = self.mask(pointer)
         t = e.typed(kind)
         if e.lanes == 1:
             p = self.address(pointer, kind, index)
@@ -546,8 +548,11 @@ class KernelValues:
         return str(found[turn])
 
     def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
-        """A stack slot of the function."""
+        """A stack slot of the function, of whole vectors if of several elements."""
         name = f"%s{self.unit.number()}"
+        if count > 1:
+            count = round_up(count, 2 * self.lanes)  # of pairs, if complex
+            self.padded.add(name)
         self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
         return name
 
@@ -606,7 +611,7 @@ class KernelValues:
         storage = STORAGE[dtype]
         values = value if isinstance(value, tuple) else (value,)
         e = self.e
-        mask = self.mask()
+        mask = self.mask(pointer)
         encoded = [scalar.encode(e, dtype, v) for v in values]
         if storage.parts == 2 and e.lanes > 1 and mask is None and self.lane_stride(index) == 1:
             n = e.lanes

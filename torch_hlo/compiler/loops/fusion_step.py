@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torch_hlo.frozen import frozen
@@ -34,7 +34,7 @@ from ..thresholds import (
     STREAM_BYTES,
 )
 from .elementwise_loops import Store
-from .reducer import Reducer, fold_pairwise
+from .reducer import fold_pairwise
 from .row import RowEmitter
 from .row_kernel import ReduceValue, RowKernel, tuple_users
 from .row_plan import RowPlan, Walk, plan
@@ -123,9 +123,8 @@ def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
     main = _main(name, kernel, p, computation, rows.items)
     if p.style == "rows":
         return _Code((main, *_small_results(program, computation, p)), ())
-    sizes = tuple(n for _, _, n in _partial_arrays(p, rows))
     calls = (main, *_combine(program, computation, p, rows))
-    return _Code(calls, sizes * 2 if rows.column_blocks else sizes)
+    return _Code(calls, tuple(_partial_bytes(p, rows)) * (1 + rows.column_blocks))
 
 
 def _folds_alone(p: RowPlan, walk: Walk) -> bool:
@@ -209,14 +208,11 @@ def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
     return point * 1024
 
 
-def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, str, Size]]:
-    """(reduce, element type, bytes) of every partial buffer: `count` times the result."""
-    found = []
+def _partial_bytes(p: RowPlan, emitter: RowEmitter) -> Iterator[Size]:
+    """The size of every partial buffer: `count` times the result."""
     for r in p.late_reduces:
-        size = product(p.dims[d] for d in p.late_kept[r]) * emitter.count
         for dtype in emitter.reducers[r].stored_dtypes():
-            found.append((r, dtype, size * DTYPES[dtype].itemsize))
-    return found
+            yield product(emitter.widths(r)[1]) * emitter.count * DTYPES[dtype].itemsize
 
 
 def _small_results(program: Program, computation: Computation, p: RowPlan) -> list[_Call]:
@@ -239,18 +235,7 @@ def _combine(
         def bind(k: RowKernel, numbers: list[int] = numbers) -> None:
             for r in p.late_reduces:
                 first = len(numbers) + emitter.partials[r] - len(results)
-                k.bind_reduce(
-                    r,
-                    gtes.get(r, ()),
-                    _folded(
-                        k,
-                        r,
-                        emitter.reducers[r],
-                        k.outputs[first:],
-                        emitter.count,
-                        product(p.dims[d] for d in p.late_kept[r]),
-                    ),
-                )
+                k.bind_reduce(r, gtes.get(r, ()), _folded(k, r, emitter, k.outputs[first:]))
 
         calls.append(_late_kernel(program, computation, numbers, bind, partials, emitter.count))
     return calls
@@ -315,22 +300,19 @@ def _late_kernel(
     )
 
 
-def _folded(
-    k: RowKernel,
-    x: Instruction,
-    r: Reducer,
-    pointers: list[str],
-    count: int,
-    kept: Size,
-) -> ReduceValue:
+def _folded(k: RowKernel, x: Instruction, emitter: RowEmitter, pointers: list[str]) -> ReduceValue:
     """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
+    r = emitter.reducers[x]
     dims = x.shape.arrays[0].dims
+    kept, widths = emitter.widths(x)
 
     def value(index: tuple[Index, ...]) -> list[Value]:
-        at = linear(index, dims) if index else ZERO
-        parts = []
-        for c in range(count):
-            parts.append(r.fetched(k, pointers, at + kept * c))
+        if kept != widths:
+            at = linear(regroup(index, dims, kept), widths)
+        else:
+            at = linear(index, dims) if index else ZERO
+        starts = (at + product(widths) * c for c in range(emitter.count))
+        parts = [r.fetched(k, pointers, start) for start in starts]
         return r.grouped(r.finish(k, fold_pairwise(lambda a, b: r.combine(k, a, b), parts)))
 
     return value

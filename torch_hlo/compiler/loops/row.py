@@ -16,6 +16,7 @@ from typing import Any
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
+    Dims,
     Instruction,
     Ints,
     Size,
@@ -62,7 +63,6 @@ class Chunks:
         self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
         self.kept = product(plan.dims[d] for d in self.kept_dims)
         rest = product(plan.dims[d] for d in self.rest_dims)
-        length = product(plan.inner_sizes())
         self.count = limit // 2
         if isinstance(plan.size, int):
             most = max(1, min(limit, plan.size // points))
@@ -78,7 +78,6 @@ class Chunks:
         if self.by_lanes:
             self.per = round_up(self.per, 64)
         self.rows = rest
-        self.length = length
 
     @property
     def items(self) -> Size:
@@ -118,6 +117,8 @@ class RowEmitter:
         self.column_blocks = self._needs_column_blocks()
         extra = self.partial_count * (2 if self.column_blocks else 1)
         self.k = forms.row_kernel(plan, computation.params, len(self.results) + extra)
+        if all(map(self._ends_in_row, plan.late_reduces)):
+            self.k.padded.update(self.k.outputs[len(self.results) :])
         self.in_block = False
         # late reduces in registers: their accumulators, per item
         self.slots: dict[Instruction, list[str]] = {}
@@ -455,6 +456,19 @@ class RowEmitter:
             self.k.level.scalar.do(f"store {self._type(kind)} {v}, ptr {slot}")
 
     # -- late results
+    def _ends_in_row(self, r: Instruction) -> bool:
+        inner = self.plan.inner
+        row = len(inner) == 1 and self.plan.late_kept[r][-1:] == inner
+        return row and isinstance(self.plan.dims[inner[0]], int)
+
+    def widths(self, r: Instruction) -> tuple[Dims, Dims]:
+        """The dimensions that a late reduction keeps, and those of its partial results in a chunk:
+        the last one has whole vectors where `padded`."""
+        kept = tuple(self.plan.dims[d] for d in self.plan.late_kept[r])
+        if not self.k.padded.intersection(self._pointers(r)[:1]):
+            return kept, kept
+        return kept, (*kept[:-1], round_up(kept[-1], self.k.lanes))
+
     def _columns(self) -> list[Instruction]:
         """Late reductions with a result per column: they accumulate in memory."""
         return [
@@ -479,9 +493,10 @@ class RowEmitter:
         """Loop over the current item's columns in the partial buffer."""
         k = self.k
         plan = self.plan
-        count = product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
-        whole = product(plan.dims[d] for d in plan.late_kept[r])
-        base = combine(((self.chunk, whole), (kept, count)))
+        inside = [d for d in plan.late_kept[r] if d in plan.inner]
+        count = product(plan.dims[d] for d in inside)
+        _, widths = self.widths(r)
+        base = combine(((self.chunk, product(widths)), (kept, product(widths[-len(inside) :]))))
         end = count if isinstance(count, int) else k.size(count)
         k.lane_loop(0, end, count, lambda j, _: write(base + j), unroll)
         k.barrier()
@@ -517,14 +532,9 @@ class RowEmitter:
         k = self.k
         plan = self.plan
         r = self.reducers[x]
-        kept = plan.late_kept[x]
-        sizes = tuple(plan.dims[d] for d in kept)
-        at = combine(
-            (
-                (self.chunk, product(sizes)),
-                (linear([where[d] for d in kept], sizes), 1),
-            )
-        )
+        _, widths = self.widths(x)
+        column = linear([where[d] for d in plan.late_kept[x]], widths)
+        at = combine(((self.chunk, product(widths)), (column, 1)))
         pointers = self._pointers(x, self.in_block)
         old = r.fetched(k, pointers, at)
         r.keep(k, pointers, at, r.combine(k, old, r.values(k, index_of)))
