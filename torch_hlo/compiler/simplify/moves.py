@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import (
     Dim,
-    Dims,
     Instruction,
+    Ints,
     Op,
     Size,
     Var,
@@ -387,7 +387,7 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
 
 
 def _constant_starts(
-    source: Instruction, starts: Sequence[Instruction], sizes: Dims
+    source: Instruction, starts: Sequence[Instruction], sizes: Ints
 ) -> list[int] | None:
     """Where a part of these sizes begins, if that is known."""
     if not source.is_static:
@@ -412,13 +412,12 @@ def update_everything(out: Instruction) -> Instruction | None:
 def update_filled(out: Instruction) -> Instruction | None:
     """dynamic-update-slice(broadcast(v), u, constants) -> pad(u, v)"""
     source, update, *starts = out.operands
-    if source.op != "broadcast" or source.operand.rank:
+    if source.op != "broadcast" or source.operand.rank or not update.is_static:
         return None
-    first = _constant_starts(source, starts, update.dims)
-    if not first:
-        return None
-    sizes = zip(first, update.dims, source.dims)
-    return h.pad(update, source.operand, [(a, full - n - a, 0) for a, n, full in sizes])
+    first = _constant_starts(source, starts, update.shape.sizes)
+    sizes = zip(first or (), update.dims, source.dims)
+    padding = [(a, full - n - a, 0) for a, n, full in sizes]
+    return h.pad(update, source.operand, padding) if padding else None
 
 
 def slice_of_update(out: Instruction) -> Instruction | None:
