@@ -138,7 +138,6 @@ class DeviceEngine(Engine):
             runtime.synchronize()
             return
         self._evaluate()
-        session.current().executor.awaited = True
         if tensors is None:
             self._wait_all()
             return
