@@ -205,47 +205,53 @@ def geometry(spatial: int) -> list[tuple[str, str]]:
     ]
 
 
+def _spread(f: Function, value: Int) -> str:
+    return f.splat("i64", POINTERS, value)
+
+
+def _moved(f: Function) -> str:
+    """How many pixels each one of a tile is after the first; beyond the last pixel it is that."""
+    numbers = "<" + ", ".join(f"i64 {i}" for i in range(POINTERS)) + ">"
+    last = _spread(f, f.sub(f.sub("%pixels", 1), "%pixel"))
+    return f.typed("i64", POINTERS).call("smin", numbers, last)
+
+
 def _pointers_of_runs(f: Function, kind: str) -> None:
     """The pointers where pixel i is the run at i * image_step."""
-    n = POINTERS
-    vector = f"<{POINTERS} x i64>"
-    numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
-    at = f.op(f"add {vector} {numbers}, {f.splat('i64', n, '%pixel')}")
-    last = f.splat("i64", n, f.sub("%pixels", 1))
-    at = f.op(f"call {vector} @llvm.smin.v{n}i64({vector} {at}, {vector} {last})")
-    at = f.op(f"mul {vector} {at}, {f.splat('i64', n, '%image_step')}")
-    f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P")
+    v = f.typed("i64", POINTERS)
+    at = v.mul(v.add(_moved(f), _spread(f, "%pixel")), _spread(f, "%image_step"))
+    f.store(f"<{POINTERS} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {v.type} {at}"), "%P")
 
 
 def _positions(f: Function, spatial: int) -> list[str]:
-    """Memory with, per pixel of a tile: the element offset of its window, and the window's first
+    """Vectors over the pixels of a tile: the element offset of the window, and the window's first
     position in every dimension."""
-    slots = [f.alloca("i64", POINTERS, 64) for _ in range(spatial + 1)]
+    v = f.typed("i64", POINTERS)
     rest: Int = "%pixel"
-    at: list[Int] = []
+    moved = _moved(f)
+    most: Int = POINTERS - 1
+    offset = v.const(0)
+    firsts: list[str] = []
     for i in reversed(range(spatial)):
-        at.insert(0, f.rem(rest, f"%out{i}"))
-        rest = f.div(rest, f"%out{i}")
-    carry = [("i64", str(v)) for v in (rest, *at)]
-    with f.loop(0, POINTERS, carry=carry, known_nonempty=True) as lane:
-        image, *place = lane.vars
-        offset = f.mul(image, "%image_step")
-        for i, p in enumerate(place):
-            first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
-            offset = f.muladd(first, f"%step{i}", offset)
-            f.store_at("i64", first, slots[1 + i], lane.index)
-        f.store_at("i64", offset, slots[0], lane.index)
-        # The next pixel, unless this is the last one.
-        exists = f.icmp("slt", f.add("%pixel", lane.index, 1), "%pixels")
-        more = f.op(f"zext i1 {exists} to i64")
-        following: list[str] = []
-        for i in reversed(range(spatial)):
-            following_place = f.add(place[i], more)
-            wrap = f.icmp("eq", following_place, f"%out{i}")
-            following.insert(0, f.select(wrap, "i64", 0, following_place))
-            more = f.op(f"zext i1 {wrap} to i64")
-        lane.next = [str(f.add(image, more)), *following]
-    return slots
+        out = f"%out{i}"
+        rest, start = f.divmod(rest, out)
+        # those that are beyond a row's end are in the next one, perhaps several times
+        ends = f.div(f.add(start, most), out)
+        carry = [(v.type, v.add(moved, _spread(f, start))), (v.type, v.const(0))]
+        with f.loop(0, ends, carry=carry) as end:
+            at, rows = end.vars
+            beyond = v.cmp("sge", at, _spread(f, out))
+            end.next = [
+                v.select(beyond, v.sub(at, _spread(f, out)), at),
+                v.select(beyond, v.add(rows, 1), rows),
+            ]
+        at, moved = end.vars
+        most = ends
+        first = v.sub(v.mul(at, _spread(f, f"%stride{i}")), _spread(f, f"%low{i}"))
+        offset = v.fma(first, _spread(f, f"%step{i}"), offset)
+        firsts.insert(0, first)
+    image = v.add(moved, _spread(f, rest))
+    return [v.fma(image, _spread(f, "%image_step"), offset), *firsts]
 
 
 def tile_pointers(name: str, kind: str, spatial: int) -> Function:
@@ -262,9 +268,7 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
     if not spatial:
         _pointers_of_runs(f, kind)
         return f
-    slots = _positions(f, spatial)
-    offsets = f.load(vector, slots[0], 64)
-    firsts = [f.load(vector, s, 64) for s in slots[1:]]
+    offsets, *firsts = _positions(f, spatial)
     nowhere = f.splat("ptr", n, "%zeros")
 
     def nest(i: int, offset: Int, inside: str | None, number: Int) -> None:
