@@ -195,6 +195,10 @@ def test_dlpack_of_the_cpu_and_copies():
     value[:] = 7
     np.testing.assert_array_equal(copy, np.arange(5))
     np.testing.assert_array_equal(view, value)
+    from jax._src.dlpack import _jax
+
+    unpacked = _jax.dlpack_managed_tensor_to_buffer(value.__dlpack__(), jax.devices()[0], None)
+    assert unpacked.shape == (5,)
 
 
 def test_kernels_of_pallas_are_interpreted():

@@ -260,7 +260,7 @@ def _dlpack(is_default: bool) -> None:
 
     unpack = theirs._jax.dlpack_managed_tensor_to_buffer
 
-    def dlpack_unpack(tensor: Any, to: Any, stream: Any, copy: Any, *rest: Any) -> Any:
+    def dlpack_unpack(tensor: Any, to: Any, stream: Any, copy: Any = None, *rest: Any) -> Any:
         """What jaxlib copies with, the C API does not have."""
         ours = copy and to.platform == PLATFORM
         x = unpack(tensor, to, stream, not ours and copy, *rest)
