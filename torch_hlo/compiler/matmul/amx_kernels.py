@@ -290,6 +290,7 @@ def _multiply_pair(f: Function, sums: list[str], a: str, a_rows: list[Int], b: s
     right = []
     for j in range(2):
         place = f.gep("i8", b, 1024 * j)
+        # its lines are in no order that a processor foresees
         coming = f.gep("i8", place, PAIRS_AHEAD * STEP_BYTES)
         f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
         right.append(f.load(_PAIRS_OF_LANES, place, 64))
