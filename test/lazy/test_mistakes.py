@@ -35,6 +35,19 @@ SAME = {
     "linear": lambda d: nn.Linear(3, 4).to(d)(torch.ones(2, 5, device=d)),
     "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(torch.ones(1, 2, 8, 8, device=d)),
     "cat": lambda d: torch.cat([torch.ones(2, 3, device=d), torch.ones(2, 4, device=d)]),
+    "index_put: indices": lambda d: torch.ones(5, 5, device=d).index_put_(
+        (torch.tensor([0, 1]).to(d), torch.tensor([0, 1, 2]).to(d)), torch.tensor(0.0).to(d)
+    ),
+    "index_put: values": lambda d: torch.ones(4, device=d).index_put_(
+        (torch.tensor([0, 1]).to(d),), torch.ones(3, device=d)
+    ),
+    "index_put: dtypes": lambda d: torch.ones(4, device=d).index_put_(
+        (torch.tensor([0, 1]).to(d),), torch.ones(2, device=d).long()
+    ),
+    "nonzero: out": lambda d: torch.nonzero(torch.ones(4, device=d), out=torch.empty(0, device=d)),
+    "masked_select: out": lambda d: torch.masked_select(
+        torch.ones(4, device=d), torch.ones(4, device=d) > 0, out=torch.empty(0, device=d).long()
+    ),
     "view": lambda d: torch.ones(2, 3, device=d).view(4, 2),
     "view of transpose": lambda d: torch.ones(2, 3, device=d).t().view(6),
     "reshape": lambda d: torch.ones(2, 3, device=d).reshape(-1, 4),

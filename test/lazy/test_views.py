@@ -389,6 +389,31 @@ def overlapping_copy(X):
 
 
 @case
+def one_complex_number_as_another_dtype(X):
+    x = X(torch.tensor(5))
+    x.view(torch.complex64).mul_(2)
+    return x, X(torch.tensor(1 + 2j)).view(torch.float64)
+
+
+@case
+def resize_as_in_its_memory_format(X):
+    like = grid(X, 1, 2, 3, 2).contiguous(memory_format=torch.channels_last)
+    x = grid(X, 12).resize_as_(like, memory_format=torch.preserve_format)
+    assert x.stride() == like.stride()
+    return x
+
+
+@case
+def memory_of_a_typed_storage(X):
+    x = grid(X, 3, 4)
+    y = x.new_empty(0).set_(x.storage(), 1, (2, 3), (4, 1))
+    assert x.storage().data_ptr() == y.storage().data_ptr()
+    assert len(x.storage()) == x.storage().size() == 12
+    y.add_(1)
+    return x, y
+
+
+@case
 def complex_views(X):
     x = X(torch.complex(torch.arange(4.0), torch.ones(4)))
     torch.view_as_real(x)[:, 0].add_(1)

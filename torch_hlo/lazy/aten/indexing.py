@@ -2,6 +2,8 @@
 on the mask, is recorded as a `where`.
 """
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from .mutation import assign, on_memory, put_expanded
 
 
 _MASKS = frozenset({torch.bool, torch.uint8})
+_BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
 
 def _is_mask(index) -> bool:
@@ -37,6 +40,8 @@ def _positions(x: Tensor, indices) -> list:
         if not isinstance(index, Tensor):
             found.append(index)
         elif _is_mask(index):
+            if index.dtype is torch.uint8:
+                warnings.warn(_BYTES, stacklevel=4)
             dim = len(found)
             if tuple(index.shape) != tuple(x.shape[dim : dim + index.dim()]):
                 raise IndexError(
@@ -96,29 +101,7 @@ def index_put(args: tuple, kwargs: dict):
         indices = _positions(x, indices)
     if type(values) is not HloTensor:
         values = checks.admit(values)
-    if values.dtype != x.dtype:
-        raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {_name(x.dtype)} for"
-            f" the destination and {_name(values.dtype)} for the source."
-        )
     return _record_put((x, indices, values, accumulate), _NONE)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return {
-        torch.float32: "Float",
-        torch.float64: "Double",
-        torch.float16: "Half",
-        torch.bfloat16: "BFloat16",
-        torch.int64: "Long",
-        torch.int32: "Int",
-        torch.int16: "Short",
-        torch.int8: "Char",
-        torch.uint8: "Byte",
-        torch.bool: "Bool",
-        torch.complex64: "ComplexFloat",
-        torch.complex128: "ComplexDouble",
-    }.get(dtype, str(dtype))
 
 
 def _as_where(x: HloTensor, indices, values: Tensor, accumulate: bool):

@@ -143,7 +143,10 @@ def resize_(args: tuple, kwargs: dict):
 
 @handles(aten.resize_as_.default)
 def resize_as_(args: tuple, kwargs: dict):
-    return resize_((args[0], tuple(args[1].shape)), {})
+    x, like = args
+    if kwargs.get("memory_format") is not torch.preserve_format:
+        return resize_((x, tuple(like.shape)), kwargs)
+    return resize(x, tuple(like.shape), torch.empty_like(like, device="meta").stride())
 
 
 @handles(aten.set_.source_Tensor)

@@ -179,7 +179,7 @@ _UNIT_SIZES = {
     sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean
     std_mean norm linalg_vector_norm logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort median nanmedian
-    mode flip roll tril triu polar isin bucketize searchsorted histc
+    mode flip roll tril triu polar isin bucketize searchsorted histc nonzero masked_select
     tril_ triu_ cumsum_ cumprod_ addmm_ baddbmm_ addbmm_ addmv_ addr_ _foreach_add_ _foreach_sub_
     _foreach_mul_ _foreach_div_
     _foreach_sqrt_ _foreach_exp_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_add
@@ -278,6 +278,25 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
         )
 
 
+def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool) -> None:
+    places = [i if i is None else meta_tensor(i._meta) for i in indices]
+    given = values._meta
+    try:
+        size = aten.index.Tensor(meta_tensor(x._meta), places).shape
+        wrong = given.dtype != x._meta.dtype or not _expands(given.size, size)
+    except (RuntimeError, IndexError):
+        wrong = True
+    if wrong:
+        run_on_cpu(aten.index_put.default, (x, indices, values, accumulate), {})
+
+
+def _expands(size: Sequence[int], wider: Sequence[int]) -> bool:
+    """Whether an array of this size broadcasts to that one."""
+    return len(size) <= len(wider) and all(
+        n in (1, m) for n, m in zip(reversed(size), reversed(wider))
+    )
+
+
 def _randperm(n: int, dtype: torch.dtype = torch.int64, **options) -> None:
     aten.scalar_tensor.default(n, dtype=dtype, device="cpu")
 
@@ -298,6 +317,7 @@ VALIDATE: dict[OpOverload, Callable] = {
     aten.multinomial.default: _multinomial,
     aten.convolution.default: _convolution,
     aten.index_select.default: _index_select,
+    aten.index_put.default: _index_put,
     aten.randperm.default: _randperm,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }

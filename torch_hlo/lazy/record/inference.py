@@ -99,13 +99,13 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     kwargs = checks.admit_all(kwargs)
     if op in INFER:
         return unchecked(op, args, kwargs)
+    validate = checks.VALIDATE.get(op)
+    if validate is not None:
+        validate(*args, **kwargs)
     meta = sizes.predict(op, args, kwargs, _dtypes)
     if meta is not None:
         checks.judge_sum(op, args)
         return Result.of([meta], single=True)
-    validate = checks.VALIDATE.get(op)
-    if validate is not None:
-        validate(*args, **kwargs)
     try:
         result = unchecked(op, args, kwargs)
     except metas.NoElementType:

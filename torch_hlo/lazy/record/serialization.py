@@ -110,8 +110,7 @@ def set_storage(
     stride: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """`Tensor.set_` in all its forms."""
-    if isinstance(source, torch.storage.TypedStorage):
-        source = source._untyped_storage
+    source = getattr(source, "_untyped_storage", source)
     if source is None:
         return torch.ops.aten.set_.default(tensor)
     if isinstance(source, HostStorage):

@@ -16,12 +16,13 @@ import copy
 import operator
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from torch_hlo.frozen import frozen
 from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.pytorch import participants, tensors
 from torch_hlo.pytorch.registration import PLACE
@@ -131,7 +132,7 @@ class HloTensor(Tensor):
         return storage_proxy(self._storage)
 
     def _typed_storage(self):
-        return TypedProxy(self.untyped_storage(), self.element_size())
+        return TypedProxy(self.untyped_storage(), self.dtype)
 
     def data_ptr(self) -> int:
         """A number that is equal for tensors which start at the same element of the same storage,
@@ -381,20 +382,31 @@ class StorageProxy:
         return id(self.storage)
 
 
-class TypedProxy(NamedTuple):
-    """A storage counted in elements: FSDP1 frees and reallocates it so."""
+@frozen
+class TypedProxy:
+    """A storage counted in elements, as `x.storage()` gives it; FSDP1 frees and reallocates it."""
 
-    proxy: StorageProxy
-    itemsize: int
+    _untyped_storage: StorageProxy
+    dtype: torch.dtype
 
-    def _size(self) -> int:
-        return self.proxy.size() // self.itemsize
+    def untyped(self) -> StorageProxy:
+        return self._untyped_storage
+
+    def size(self) -> int:
+        return self._untyped_storage.size() // self.dtype.itemsize
+
+    __len__ = _size = size
 
     def _resize_(self, count: int) -> None:
-        self.proxy.resize_(count * self.itemsize)
+        self._untyped_storage.resize_(count * self.dtype.itemsize)
 
-    def _data_ptr(self) -> int:
-        return self.proxy.data_ptr()
+    def data_ptr(self) -> int:
+        return self._untyped_storage.data_ptr()
+
+    _data_ptr = data_ptr
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._untyped_storage, name)
 
 
 def storage_proxy(storage: Storage) -> StorageProxy:

@@ -377,13 +377,18 @@ def view_dtype(x: Instruction, dtype: torch.dtype) -> Instruction:
     if x.dtype == shape.dtype:
         return x
     if x.kind == "c":
-        x = reshape(view_as_real(x), (*x.dims[:-1], x.dims[-1] * 2))
+        x = reshape(view_as_real(x), _doubled(x.dims))
         return x if x.dtype == shape.dtype else _bits(x, shape)
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
-        x = x if x.dtype == part else _bits(x, Shape(part, (*shape.dims[:-1], shape.dims[-1] * 2)))
+        x = x if x.dtype == part else _bits(x, Shape(part, _doubled(shape.dims)))
         return view_as_complex(reshape(x, (*shape.dims, 2)))
     return _bits(x, shape)
+
+
+def _doubled(dims: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Of complex numbers as pairs."""
+    return (*dims[:-1], 2 * (dims or (1,))[-1])
 
 
 def _bits(x: Instruction, shape: Shape) -> Instruction:
