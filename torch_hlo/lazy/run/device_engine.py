@@ -273,7 +273,7 @@ class DeviceEngine(Engine):
         """Run a program that overwrites nothing here and now; its results. None, and nothing done,
         where it is long, and unless nothing is recorded or under way."""
         with RECORDING:
-            if not executor.is_brief(compiled.program) or not self._idle():
+            if not executor.runs_here(compiled.program) or not self._idle():
                 return None
             if not _ARRAYS.issuperset(map(type, leaves)):
                 return None

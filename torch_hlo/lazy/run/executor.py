@@ -283,8 +283,9 @@ def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
     return not (_session.executor.failed and any(b.job and b.job.error for b in inputs))
 
 
-def is_brief(program: Program) -> bool:
-    """Whether its caller, who runs it next, is to run it himself."""
+def runs_here(program: Program) -> bool:
+    """Whether who starts it now is to run it himself. Asked once for each start: that somebody
+    waited for what came before is then forgotten."""
     executor = _session.executor
     limit = AWAITED if executor.awaited else BRIEF
     executor.awaited = False
@@ -305,7 +306,7 @@ def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> 
     executor = _session.executor
     job.block = block
     job.needed = needed
-    job.here = is_brief(job.program) and not executor.in_flight and not participants.profiled()
+    job.here = runs_here(job.program) and not executor.in_flight and not participants.profiled()
     if executor.stream is None:
         executor.stream = Stream()
     with executor.lock:
