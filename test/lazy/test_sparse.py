@@ -115,6 +115,7 @@ def test_sums_and_elementwise_products(kind):
     x = KINDS[kind]
     both(lambda x, y: y + x, x, DENSE)
     both(lambda x, y: y.add_(x, alpha=-0.5), x, DENSE)
+    both(lambda x, y: y.mul_(x), x, DENSE) if x.layout is torch.sparse_coo else None
     both(lambda x: x + x, x) if kind != "csc" else None
     if x.is_sparse:
         both(lambda x, y: y.sub_(x), x, DENSE)
@@ -327,5 +328,7 @@ def test_what_pytorch_refuses():
         x + DENSE
     with pytest.raises(RuntimeError, match="different"):
         x + torch.sparse_coo_tensor([[0], [0]], [1.0], (4, 3), device="hlo")
+    with pytest.raises(RuntimeError, match="a number, 2.0, is not added"):
+        x + 2.0
     with pytest.raises(RuntimeError, match="does not fit"):
         x.add_(DENSE.to("hlo"))

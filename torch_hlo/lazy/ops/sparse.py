@@ -331,6 +331,8 @@ def _add_to(dense: Tensor, x: HloSparse, alpha: Any = 1) -> Tensor:
 
 @_rule(aten.add.Tensor)
 def _add(a, b, alpha=1):
+    if not isinstance(b, Tensor):
+        raise RuntimeError(f"a number, {b}, is not added to a sparse tensor: use .to_dense() on it")
     if not isinstance(b, HloSparse):
         return _add(b if alpha == 1 else b * alpha, a)
     dtype = torch.result_type(a.parts[-1] if isinstance(a, HloSparse) else a, b.parts[-1])
@@ -383,9 +385,11 @@ def _in_place(op: Callable) -> Callable:
             raise RuntimeError(
                 f"result type {new.dtype} can't be cast to the desired output type {x.dtype}"
             )
-        if isinstance(x, HloSparse) != isinstance(new, HloSparse):
+        if not isinstance(x, HloSparse):
+            return x.copy_(_to_dense(new) if isinstance(new, HloSparse) else new)
+        if not isinstance(new, HloSparse):
             raise RuntimeError(f"a dense result does not fit into a tensor of layout {x.layout}")
-        return _put(x, new) if isinstance(x, HloSparse) else x.copy_(new)
+        return _put(x, new)
 
     return function
 
