@@ -44,6 +44,11 @@ SAME = {
     "index_put: dtypes": lambda d: torch.ones(4, device=d).index_put_(
         (torch.tensor([0, 1]).to(d),), torch.ones(2, device=d).long()
     ),
+    "in place": lambda d: torch.ones(3, device=d).eq_(torch.ones(2, 3, device=d)),
+    "in place, one": lambda d: torch.ones(1, device=d).lt_(torch.ones(3, device=d)),
+    "masked_scatter_": lambda d: torch.ones(3, device=d).masked_scatter_(
+        torch.ones(2, 3, device=d) > 0, torch.ones(6, device=d)
+    ),
     "nonzero: out": lambda d: torch.nonzero(torch.ones(4, device=d), out=torch.empty(0, device=d)),
     "masked_select: out": lambda d: torch.masked_select(
         torch.ones(4, device=d), torch.ones(4, device=d) > 0, out=torch.empty(0, device=d).long()

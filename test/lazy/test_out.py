@@ -112,3 +112,9 @@ def test_empty_out_shared_or_not():
     assert shared.untyped_storage() == other.untyped_storage()
     assert shared.tolist() == [0, 1, 2, 3]
     assert other.shape == (0,)
+
+
+def test_draws_into_numbers_of_another_dtype(recorded):
+    out = torch.zeros(3, dtype=torch.int64, device="hlo")
+    assert torch.bernoulli(torch.tensor([1.0, 0.0, 1.0]).to("hlo"), out=out) is out
+    assert out.tolist() == [1, 0, 1]

@@ -409,6 +409,8 @@ def memory_of_a_typed_storage(X):
     y = x.new_empty(0).set_(x.storage(), 1, (2, 3), (4, 1))
     assert x.storage().data_ptr() == y.storage().data_ptr()
     assert len(x.storage()) == x.storage().size() == 12
+    assert x.storage().tolist() == [*range(12)]
+    assert x.untyped_storage().tolist()[4:8] == [0, 0, 128, 63]
     y.add_(1)
     return x, y
 

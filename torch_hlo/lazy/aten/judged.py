@@ -68,6 +68,14 @@ for _op, _position, _wrong, _computed in (
 ):
     handles(_op)(_judging(_op, _position, _wrong, _computed))
 
+
+@handles(aten.bernoulli.out)
+def bernoulli_out(args: tuple, kwargs: dict) -> torch.Tensor:
+    """As PyTorch does it: in place, so `out` may have any dtype."""
+    out = call(aten.resize_.default, kwargs["out"], list(args[0].shape))
+    return call(aten.bernoulli_.Tensor, out, *args, generator=kwargs.get("generator"))
+
+
 _WHOLE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _record_histc = recording.recorder(aten.histc.default)
 

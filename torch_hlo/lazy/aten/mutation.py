@@ -165,6 +165,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         if found is None:
             checks.judge(op, checks.admit_all(args), checks.admit_all(kwargs))
             result = inference.infer(twin, args, kwargs)
+            _fits(x, result.metas[0])
             checked(op, args, kwargs)
             convert = _conversion(result.metas[0], x._meta)
             found = cache[key] = (result.outs, convert, result.taped)
@@ -516,12 +517,17 @@ def assign(target: HloTensor, value: Tensor) -> None:
     if type(value) is not HloTensor:
         value = checks.admit(value)
     new = read(value)
-    if value._meta.size != target._meta.size:
-        raise RuntimeError(
-            f"output with shape {list(target._meta.size)} doesn't match the broadcast shape"
-            f" {list(value._meta.size)}"
-        )
+    _fits(target, value._meta)
     convert = _conversion(value._meta, target._meta)
     if convert is not None:
         new = Out(Node(aten._to_copy.default, (new,), *convert))
     write(target, new)
+
+
+def _fits(target: HloTensor, new: Meta) -> None:
+    """What is written has the size of the tensor that it is written to."""
+    if new.size != target._meta.size:
+        raise RuntimeError(
+            f"output with shape {list(target._meta.size)} doesn't match the broadcast shape"
+            f" {list(new.size)}"
+        )

@@ -356,6 +356,13 @@ class StorageProxy:
     def data_ptr(self) -> int:
         return 0 if self.storage.freed else id(self.storage)
 
+    def cpu(self) -> torch.UntypedStorage:
+        """A copy of its bytes."""
+        return to_cpu([make(self.storage.meta, self.storage)])[0].untyped_storage()
+
+    def tolist(self) -> list[int]:
+        return self.cpu().tolist()
+
     def _weak_ref(self) -> int:
         """PyTorch's weak reference to a storage, which is a pointer that it counts and frees: to an
         empty one that lives as long as this."""
@@ -404,6 +411,10 @@ class TypedProxy:
         return self._untyped_storage.data_ptr()
 
     _data_ptr = data_ptr
+
+    def tolist(self) -> list:
+        flat = torch.empty(0, dtype=self.dtype, device="cpu")
+        return flat.set_(self._untyped_storage.cpu()).tolist()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._untyped_storage, name)
