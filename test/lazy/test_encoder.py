@@ -77,6 +77,23 @@ def test_multihead_attention(padding, mask, need_weights, average):
     both(run)
 
 
+def test_who_sees_nothing_is_nan():
+    nothing = torch.tensor([[False, True], [True, True]])
+
+    def run(device):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to(device).eval()
+        attention = nn.MultiheadAttention(8, 2, batch_first=True).to(device).eval()
+        x = torch.randn(2, 2, 8).to(device)
+        with torch.no_grad():
+            seen = attention(x, x, x, attn_mask=nothing.to(device), need_weights=False)[0]
+            return layer(x, src_key_padding_mask=nothing.to(device)), seen, layer(x[:0])
+
+    def same(device):
+        return [t.nan_to_num(99.0) for t in run(device)]
+
+    both(same)
+
+
 def test_padding_is_not_waited_for():
     model = (
         nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)

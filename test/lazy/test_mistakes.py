@@ -46,6 +46,18 @@ SAME = {
     ),
     "in place": lambda d: torch.ones(3, device=d).eq_(torch.ones(2, 3, device=d)),
     "in place, one": lambda d: torch.ones(1, device=d).lt_(torch.ones(3, device=d)),
+    "gradient of elu_": lambda d: (
+        F.elu_(torch.ones(2, device=d, requires_grad=True) * -1, -2.0).sum().backward()
+    ),
+    "gradient of leaky_relu_": lambda d: (
+        F.leaky_relu_(torch.ones(2, device=d, requires_grad=True) * -1, -2.0).sum().backward()
+    ),
+    "interpolate: dtype": lambda d: F.interpolate(
+        torch.ones(1, 1, 2, 2, device=d).int(), size=3, mode="bilinear"
+    ),
+    "adaptive pooling: dtype": lambda d: F.adaptive_avg_pool2d(
+        torch.ones(1, 1, 2, 2, device=d).int(), 1
+    ),
     "masked_scatter_": lambda d: torch.ones(3, device=d).masked_scatter_(
         torch.ones(2, 3, device=d) > 0, torch.ones(6, device=d)
     ),

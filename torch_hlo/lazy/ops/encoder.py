@@ -95,7 +95,7 @@ def attention(
             for x, w, b in zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
         ]
     # operations that are recorded as they are: PyTorch's compounds take as long again
-    q, k, v = (x.view(*x.shape[:2], heads, -1).transpose(1, 2) for x in projected)
+    q, k, v = (x.view(*x.shape[:2], heads, embed_dim // heads).transpose(1, 2) for x in projected)
     seen = _attended(mask, mask_type)
     weights = None
     if need_weights:
@@ -105,6 +105,8 @@ def attention(
         weights = weights.mean(1) if average_attn_weights else weights
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, seen)
+        if seen is not None:  # that gives zeros to who sees nothing
+            mixed = mixed.where(seen.any(-1, True), float("nan"))
     mixed = mixed.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return F.linear(mixed.view(query.shape), proj_weight, proj_bias), weights
 

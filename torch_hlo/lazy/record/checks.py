@@ -194,16 +194,21 @@ _INDEXED = {
     " put embedding masked_scatter nll_loss_forward nll_loss2d_forward".split()
 }
 
-# Ops with sizes among their arguments: those that make tensors or draw numbers, and selections.
+# Ops with sizes among their arguments: those that make tensors or draw numbers, selections, and
+# interpolation.
 _SIZED = {
     getattr(aten, name)
     for name in """linspace logspace eye rand randn randint topk kthvalue multinomial native_dropout
     rand_like randn_like randint_like bernoulli normal poisson binomial uniform exponential
     geometric cauchy log_normal random
-    bernoulli_ normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ random_""".split()
+    bernoulli_ normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ random_
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+    upsample_trilinear3d upsample_bicubic2d _adaptive_avg_pool2d _adaptive_avg_pool3d
+    """.split()
 }
 _LESS: dict[str, Callable] = {
-    "size": lambda sizes: [min(n, 1) for n in sizes],
+    **dict.fromkeys(("size", "output_size"), lambda sizes: [min(n, 1) for n in sizes]),
     "steps": lambda n: min(n, 2),
     **dict.fromkeys(("n", "m", "k", "num_samples"), lambda n: min(n, 1)),
 }
@@ -537,6 +542,17 @@ def _number(position: int) -> Callable:
     return check
 
 
+def _slope(slope: int, in_place: int) -> Callable:
+    """Judges the gradient of an activation whose result took its operand's place: with a negative
+    slope that does not tell what the operand was. The positions of the two."""
+
+    def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
+        if args[in_place] and args[slope] < 0:
+            run_on_cpu(op, args, kwargs)
+
+    return check
+
+
 def _both(first: Callable, second: Callable) -> Callable:
     return lambda *call: (first(*call), second(*call))
 
@@ -582,6 +598,8 @@ BOUNDS: dict[OpOverload, Callable] = {op: _checked(x) for op, x in INDICES.items
     aten.remainder.Tensor: _divided,
     aten.fmod.Tensor: _divided,
     aten.div.Tensor_mode: _divided,
+    aten.elu_backward.default: _slope(1, 4),
+    aten.leaky_relu_backward.default: _slope(2, 3),
     aten.scalar_tensor.default: _number(0),
     aten.full.default: _number(1),
     aten.full_like.default: _number(1),
