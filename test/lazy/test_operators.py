@@ -154,3 +154,22 @@ def test_results_that_nobody_gets() -> None:
                 long = function()
         assert len(session.current().pending) > before + 2
         assert short.cpu().equal(long.cpu())
+
+
+def test_reductions_of_no_dimensions(recorded):
+    """They are all dimensions, but for any and all: none."""
+    x = torch.tensor([[0.0, 2.0], [float("nan"), 3.0]])
+    for reduce in (torch.sum, torch.nansum, torch.nanmean, torch.amax, torch.any, torch.all):
+        for keepdim in (False, True):
+            expected = reduce(x, dim=[], keepdim=keepdim)
+            got = reduce(x.to("hlo"), dim=[], keepdim=keepdim)
+            torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
+
+
+def test_a_reshape_that_loses_elements_is_not_built():
+    from torch_hlo.hlo.ir import Shape, ShapeError, instr
+    from torch_hlo.lowering.core import reshape
+
+    x = instr("parameter", (), Shape("f32", (2, 3)), index=0)
+    with pytest.raises(ShapeError, match="counts differ"):
+        reshape(x, (2, 2))

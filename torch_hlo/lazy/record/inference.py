@@ -81,6 +81,10 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or
 # a Result.
 INFER: dict[OpOverload, Callable] = {
+    # no dimensions are all of them
+    aten.nansum.default: lambda x, dim=None, *rest, **options: metas.infer(
+        aten.nansum.default, (x, dim or None, *rest), options, HloTensor
+    ),
     aten._grouped_mm.default: _grouped_mm,
     aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
         metas.dense(x._meta)

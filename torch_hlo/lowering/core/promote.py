@@ -17,6 +17,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Shape,
     Size,
+    build,
     dim_max,
     instr,
 )
@@ -203,9 +204,13 @@ def broadcast_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
 
 
 def reshape(x: Instruction, dims: Sequence[Size]) -> Instruction:
-    """`x` with other dims of the same number of elements; itself when they are equal."""
+    """`x` with other dims of the same number of elements; itself when they are equal. Raises
+    ShapeError for another number. That of symbolic sizes PyTorch has judged: of `view(-1, 2)` they
+    do not show that it is even."""
     dims = tuple(dims)
-    return x if x.dims == dims else instr("reshape", (x,), Shape(x.dtype, dims))
+    if x.dims != dims and any(isinstance(d, Dim) for d in (*x.dims, *dims)):
+        return instr("reshape", (x,), Shape(x.dtype, dims))
+    return build.reshape(x, dims)
 
 
 def full(value: Operand, dtype: str, dims: Sequence[Size] = ()) -> Instruction:

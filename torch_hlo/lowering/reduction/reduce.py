@@ -138,7 +138,7 @@ def any_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(x).cast("pred"), axes(dim, x.rank), "or"))
+    return result(fold(Expr(x).cast("pred"), () if dim == [] else axes(dim, x.rank), "or"))
 
 
 @lowers(aten.all)
@@ -147,7 +147,7 @@ def all_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(x).cast("pred"), axes(dim, x.rank), "and"))
+    return result(fold(Expr(x).cast("pred"), () if dim == [] else axes(dim, x.rank), "and"))
 
 
 def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
