@@ -1,5 +1,6 @@
 """`out=` arguments, and ops whose C++ kernels write through aliases that schemas do not mention."""
 
+import pytest
 import torch
 
 from torch_hlo import metrics
@@ -118,3 +119,27 @@ def test_draws_into_numbers_of_another_dtype(recorded):
     out = torch.zeros(3, dtype=torch.int64, device="hlo")
     assert torch.bernoulli(torch.tensor([1.0, 0.0, 1.0]).to("hlo"), out=out) is out
     assert out.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("make", [torch.arange, torch.linspace, torch.logspace])
+def test_numbers_in_a_row_keep_the_shape_of_out(make):
+    count = 4 if make is torch.arange else (0, 3, 4)
+    both = []
+    for device in ("cpu", "hlo"):
+        memory = torch.zeros(2, 6, device=device)
+        make(*(count if type(count) is tuple else (count,)), out=memory[:, 1:3])
+        both.append(memory.cpu())
+    torch.testing.assert_close(both[1], both[0])
+
+
+def test_exponential_numbers_are_not_zero(monkeypatch):
+    """What they are drawn from may be 1, once in 16 million times."""
+    from torch_hlo.lowering.core.expr import Expr
+    from torch_hlo.lowering.core.promote import full
+    from torch_hlo.lowering.random import distributions
+
+    monkeypatch.setattr(
+        distributions, "open_uniform", lambda dims, dtype, key: Expr(full(1, dtype, dims))
+    )
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert torch.empty(3, 7, dtype=dtype, device="hlo").exponential_().min() > 0

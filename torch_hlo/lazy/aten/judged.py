@@ -88,7 +88,7 @@ def histc(args: tuple, kwargs: dict) -> HloTensor:
     if type(x) is HloTensor and x.dtype in _WHOLE:
         found = histc((call(aten._to_copy.default, x, dtype=torch.float32), *args[1:]), kwargs)
         return call(aten._to_copy.default, found, dtype=x.dtype)
-    if (*args, 0, 0)[2:4] == (0, 0) and not kwargs:
+    if (*args, *(100, 0, 0)[len(args) - 1 :])[2:] == (0, 0) and not kwargs:
         return _histc_of_all(args, kwargs)
     return _record_histc(args, kwargs)
 

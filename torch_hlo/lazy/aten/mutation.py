@@ -483,6 +483,8 @@ def _factory_out(op: OpOverload) -> Handler | None:
     twin = factory_twin(op)
     if twin is None:
         return None
+    # these only ask for the number of elements
+    numbered = base_name(op) in ("arange", "range", "linspace", "logspace")
 
     def run(args: tuple, kwargs: dict) -> Tensor:
         out = kwargs["out"]
@@ -495,6 +497,8 @@ def _factory_out(op: OpOverload) -> Handler | None:
         # `torch.arange(n)` begins with an empty tensor
         if out._meta.size == (0,) and sys.getrefcount(out._storage) == 2:
             return adopt(out, value)
+        if numbered and value.numel() == out.numel():
+            value = call(aten.view.default, value, list(out._meta.size))
         if value._meta.size != out._meta.size:
             resize(out, value._meta.size)
         assign(out, value)

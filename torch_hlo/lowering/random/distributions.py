@@ -262,7 +262,7 @@ def exponential(
     *,
     key: Key,
 ) -> Instruction:
-    return _inverted(key, lambda u: -log(u) / lambd)
+    return _inverted(key, lambda u: -log(_inside(u)) / lambd)
 
 
 @_draws(aten.geometric)
@@ -340,7 +340,7 @@ def multinomial(
 
 
 def _inside(u: Expr) -> Expr:
-    """(0, 1): log(-log(u)) is finite."""
+    """(0, 1): neither u nor log(u) is zero."""
     tiny = 2.0**-25 if u.dtype == "f32" else 2.0**-54
     return where(u.eq(1), 1 - tiny * 2, u)
 
