@@ -112,6 +112,7 @@ JUDGED = {
     "poisson": (lambda x: torch.poisson(x), [0.5, -1.0], "invalid Poisson rate"),
     "bce": (lambda x: F.binary_cross_entropy(x, x.abs()), [-0.5, 1.0], "between 0 and 1"),
     "histc": (lambda x: torch.histc(x, 3), [1.0, torch.inf], r"range of \[1, inf\] is not finite"),
+    "histc of 100": (torch.histc, [1.0, torch.inf], r"range of \[1, inf\] is not finite"),
 }
 
 

@@ -78,13 +78,18 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
     return [metas.contiguous(size, x.dtype), metas.contiguous(tuple(x.shape), x.dtype)]
 
 
+def _nansum(
+    x: torch.Tensor, dim: list[int] | None = None, keepdim: bool = False, **options
+) -> Result:
+    args = (x, dim or None, keepdim)  # no dimensions are all of them
+    checks.judge(aten.nansum.default, args, options)
+    return metas.infer(aten.nansum.default, args, options, HloTensor)
+
+
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or
 # a Result.
 INFER: dict[OpOverload, Callable] = {
-    # no dimensions are all of them
-    aten.nansum.default: lambda x, dim=None, *rest, **options: metas.infer(
-        aten.nansum.default, (x, dim or None, *rest), options, HloTensor
-    ),
+    aten.nansum.default: _nansum,
     aten._grouped_mm.default: _grouped_mm,
     aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
         metas.dense(x._meta)
