@@ -38,6 +38,15 @@ def test_both_ways_without_a_copy(dtype):
     assert z.data_ptr() == x.data_ptr() and torch.equal(z, x)
 
 
+def test_capsules():
+    """As libraries did it before `__dlpack__`."""
+    x = torch.arange(6.0).to("hlo")
+    for function in (torch.to_dlpack, torch.utils.dlpack.to_dlpack):
+        assert torch.from_dlpack(function(x * 2)).tolist() == [0, 2, 4, 6, 8, 10]
+        assert torch.asarray(function(x), copy=True).tolist() == [*range(6)]
+        assert torch.from_dlpack(function(torch.ones(2))).tolist() == [1, 1]
+
+
 def test_numpy():
     x = np.arange(6, dtype=np.int32).reshape(2, 3)
     np.testing.assert_array_equal((torch_hlo.from_dlpack(x) * 2).cpu().numpy(), x * 2)

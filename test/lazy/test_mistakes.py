@@ -46,6 +46,15 @@ SAME = {
     ),
     "in place": lambda d: torch.ones(3, device=d).eq_(torch.ones(2, 3, device=d)),
     "in place, one": lambda d: torch.ones(1, device=d).lt_(torch.ones(3, device=d)),
+    "randperm: too many": lambda d: torch.randperm(257, dtype=torch.uint8, device=d),
+    "scales of a bag: dtype": lambda d: F.embedding_bag(
+        torch.tensor([0]).to(d),
+        torch.ones(2, 2, device=d),
+        torch.tensor([0]).to(d),
+        mode="sum",
+        per_sample_weights=torch.ones(1, dtype=torch.float64, device=d),
+    ),
+    "empty_strided": lambda d: torch.empty_strided((-2, 3), (1, 2), device=d),
     "gradient of elu_": lambda d: (
         F.elu_(torch.ones(2, device=d, requires_grad=True) * -1, -2.0).sum().backward()
     ),

@@ -143,3 +143,16 @@ def test_exponential_numbers_are_not_zero(monkeypatch):
     )
     for dtype in (torch.float16, torch.float32, torch.float64):
         assert torch.empty(3, 7, dtype=dtype, device="hlo").exponential_().min() > 0
+
+
+def test_a_tensor_that_cannot_be_made_is_not_made_ahead(recorded):
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.empty_strided((-2, 3), (1, 2), device="hlo")
+    for _ in range(3):
+        assert (torch.ones(3, device="hlo") + 1).tolist() == [2, 2, 2]
+
+
+def test_whole_numbers_below_a_bound_are_not_rounded_to_it():
+    drawn = torch.empty(4096, dtype=torch.bfloat16, device="hlo").random_(0, 2000)
+    assert drawn.max() < 2000
+    assert torch.randperm(256, dtype=torch.uint8, device="hlo").double().sum() == 255 * 128

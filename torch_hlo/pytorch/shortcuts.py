@@ -111,6 +111,12 @@ ROWS = (
         "a process that is ended while it waits for a step leaves an empty checkpoint",
     ),
     Row(
+        "to_dlpack",
+        "lazy/record/exchange.py",
+        "torch.to_dlpack asks this device's tensors for their memory",
+        "C++ would write a capsule without memory",
+    ),
+    Row(
         "accelerator",
         "pytorch/patches.py",
         "torch.accelerator asks torch.hlo where this device is the accelerator",

@@ -303,7 +303,14 @@ def _expands(size: Sequence[int], wider: Sequence[int]) -> bool:
 
 
 def _randperm(n: int, dtype: torch.dtype = torch.int64, **options) -> None:
-    aten.scalar_tensor.default(n, dtype=dtype, device="cpu")
+    if dtype.itemsize <= 2:  # which hold few numbers
+        _run(aten.randperm.default, (n,), {"dtype": dtype, "device": "cpu"})
+
+
+def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *options, **keywords) -> None:
+    scales = options[3] if len(options) > 3 else keywords.get("per_sample_weights")
+    if scales is not None and scales.dtype != weight.dtype:
+        run_on_cpu(aten._embedding_bag.default, (weight, indices, offsets, *options), keywords)
 
 
 def _as_strided_scatter(
@@ -322,6 +329,8 @@ VALIDATE: dict[OpOverload, Callable] = {
     aten.multinomial.default: _multinomial,
     aten.convolution.default: _convolution,
     aten.index_select.default: _index_select,
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
     aten.index_put.default: _index_put,
     aten.randperm.default: _randperm,
     aten.as_strided_scatter.default: _as_strided_scatter,

@@ -12,11 +12,14 @@ another array, and whoever writes to `x` while `y` is in use changes what `y` sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.memory import EXIT, Buffer
 from torch_hlo.lowering.core import HLO_TO_TORCH
+from torch_hlo.pytorch.around import around
 
 from . import meta as metas, session
 from .handlers import call
@@ -117,6 +120,12 @@ def register() -> None:
     """Let other libraries ask tensors for their memory."""
     HloTensor.__dlpack__ = _dlpack
     HloTensor.__dlpack_device__ = lambda x: location()
+
+    def capsule(original: Callable, tensor: torch.Tensor) -> object:
+        return to_dlpack(tensor) if isinstance(tensor, HloTensor) else original(tensor)
+
+    for holder in (torch, torch.utils.dlpack):
+        around(holder, "to_dlpack", capsule)
 
 
 def _lease(x: HloTensor):

@@ -175,9 +175,10 @@ def install(function: Callable) -> None:
 
 def blank(meta: Meta) -> HloTensor:
     """A tensor that is no view and whose storage is still to be given."""
-    _session.taken.append(meta)
     spare = meta.spare[in_inference_mode()]
-    return spare.pop() if spare else _new(meta)
+    tensor = spare.pop() if spare else _new(meta)
+    _session.taken.append(meta)
+    return tensor
 
 
 def _new(meta: Meta) -> HloTensor:

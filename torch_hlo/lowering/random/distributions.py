@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_hlo.hlo.ir import Dims, Instruction, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
+from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
 from ..core import (
@@ -235,7 +236,14 @@ def random(
     low, high = (
         (0, _largest(shape.dtype)) if not bounds else (0, bounds[0]) if len(bounds) == 1 else bounds
     )
-    return _integers(low, high, key)
+    return _integers(low, _rounding_below(high, shape.dtype), key)
+
+
+def _rounding_below(high: int, dtype: str) -> int:
+    """`high`, or less where a number below would be rounded to it."""
+    if promote.is_floating(dtype) and float(literal(high - 1, dtype).numpy()) >= high:
+        high -= 1 << (high - 1).bit_length() - DIGITS[dtype]
+    return high
 
 
 def _largest(dtype: str) -> int:
