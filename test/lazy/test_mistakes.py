@@ -54,6 +54,9 @@ SAME = {
         mode="sum",
         per_sample_weights=torch.ones(1, dtype=torch.float64, device=d),
     ),
+    "embedding_bag: sizes": lambda d: torch.embedding_bag(
+        torch.ones(2, 2, device=d), torch.ones(2, 1, 1).long().to(d), torch.tensor([0]).to(d)
+    ),
     "empty_strided": lambda d: torch.empty_strided((-2, 3), (1, 2), device=d),
     "gradient of elu_": lambda d: (
         F.elu_(torch.ones(2, device=d, requires_grad=True) * -1, -2.0).sum().backward()

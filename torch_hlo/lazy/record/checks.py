@@ -309,7 +309,8 @@ def _randperm(n: int, dtype: torch.dtype = torch.int64, **options) -> None:
 
 def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *options, **keywords) -> None:
     scales = options[3] if len(options) > 3 else keywords.get("per_sample_weights")
-    if scales is not None and scales.dtype != weight.dtype:
+    flat = indices.dim() == offsets.dim() == 1
+    if not flat or scales is not None and scales.dtype != weight.dtype:
         run_on_cpu(aten._embedding_bag.default, (weight, indices, offsets, *options), keywords)
 
 
