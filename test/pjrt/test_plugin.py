@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -327,6 +328,23 @@ def test_functions_that_write_into_arrays():
     assert buffer_callback(double, like, input_output_aliases={0: 0})(x).tolist() == [0, 2, 4]
     with pytest.raises(jax.errors.JaxRuntimeError, match="must not return"):
         buffer_callback(lambda ctx, out, x: 1, like)(x).block_until_ready()
+
+
+def test_the_compiler_leaves_no_garbage():
+    x = jnp.arange(7.0)
+    jax.block_until_ready(jax.jit(jnp.cos)(x))  # what is imported leaves some, once
+    gc.collect()
+    gc.disable()
+    try:
+        jax.block_until_ready(jax.jit(lambda x: jnp.sin(x) / x.sum())(x))
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = [x for x in gc.garbage if type(x).__module__.startswith("torch_hlo")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not found
 
 
 def test_what_cannot_be_compiled_names_the_call():

@@ -1,6 +1,7 @@
 """Programs: compiled, started, described."""
 
 import ctypes
+import gc
 import hashlib
 import inspect
 import json
@@ -11,6 +12,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
+from torch_hlo import collector
 from torch_hlo.compiler.codegen import CodegenError
 from torch_hlo.compiler.cost import cost
 from torch_hlo.compiler.executable import Executable
@@ -382,7 +384,9 @@ def _compile(args: Any) -> None:
     code = ctypes.string_at(program.code, program.code_size)
     options = ctypes.string_at(args.compile_options, args.compile_options_size or 0)
     try:
-        args.executable = LoadedExecutable(code, CompileOptions.parse(options)).address
+        with collector.paused():
+            args.executable = LoadedExecutable(code, CompileOptions.parse(options)).address
+        gc.collect(0)  # what the compiler leaves in circles of objects, while it is young
     except CodegenError as failure:
         raise PluginError(str(failure), PluginError.UNIMPLEMENTED) from failure
     except (ParseError, VerifyError, ShardingError) as failure:

@@ -99,7 +99,8 @@ class Object:
                 continue
             if isinstance(value, (str, bytes)):
                 data = value.encode() if isinstance(value, str) else value
-                held: Any = ctypes.create_string_buffer(data, len(data) + 1)
+                # no type of so many characters, which would be garbage in a circle of objects
+                held: Any = ctypes.c_char.from_buffer(bytearray(data + b"\0"))
                 count = f"{name}_size"
             else:
                 data = value
