@@ -1,13 +1,15 @@
 """Mutated MLIR bytecode: each becomes a program or an error of ours, soon and in little memory.
 
-    python -m test.sweeps.bytecode --seed 0 --count 100000 [--seconds 2] [--memory 3] [--ours]
+    python -m test.sweeps.bytecode --seed 0 --count 100000 [--seconds 2] [--memory 3] [--ours] [--compile]
 
-Prints each artifact for which that is not so, with the seed that makes it again.
+Prints each artifact for which that is not so, with the seed that makes it again. With --compile,
+programs are compiled, each in a process of its own, unless the mutation changed nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import signal
@@ -19,9 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from test.sweeps import counted
+from torch_hlo.compiler.codegen import CodegenError
+from torch_hlo.compiler.compile import compile_module
 from torch_hlo.hlo.bytecode import parse_bytecode, portable_artifact
 from torch_hlo.hlo.ir.verify import VerifyError, verify
+from torch_hlo.hlo.sharding.sharding import ShardingError
+from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError
+from torch_hlo.tools.adopt import adopted
+from torch_hlo.tools.devices import is_annotated, partitioned
+from torch_hlo.tools.execute import flat
 
 DATA = Path(__file__).parents[1] / "data" / "artifacts.npz"
 
@@ -75,6 +84,50 @@ def attempt(data: bytes) -> str:
     return "program"
 
 
+REFUSED = (CodegenError, ParseError, VerifyError, ShardingError)
+
+
+def compiled(data: bytes) -> None:
+    """As JAX's plugin does it."""
+    module = flat(adopted(parse_bytecode(data)))
+    compile_module(partitioned(module) if is_annotated(module) else module)
+
+
+def attempt_compiling(data: bytes, seconds: int) -> str:
+    """Read and compile it: "code", "refused" or "error". Raises RuntimeError for a process that was
+    killed, and for any other error."""
+    outcome = attempt(data)
+    if outcome == "error":
+        return outcome
+    said, say = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(20 * seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        message = "code"
+        try:
+            compiled(data)
+        except REFUSED:
+            message = "refused"
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+        os.write(say, message.encode()[:4000])
+        os._exit(0)
+    os.close(say)
+    with open(said) as f:
+        message = f.read()
+    status = os.waitpid(child, 0)[1]
+    if message in ("code", "refused"):
+        return message
+    raise RuntimeError(message or f"ended by signal {os.WTERMSIG(status)}")
+
+
+def _is_read_as(data: bytes, text: str) -> bool:
+    try:
+        return module_text(parse_bytecode(data)) == text
+    except (ParseError, VerifyError):
+        return False
+
+
 def _late(*_: object) -> None:
     raise TimeoutError("took too long")
 
@@ -86,6 +139,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=5, help="that one artifact may take")
     parser.add_argument("--memory", type=int, default=4, help="in GiB")
     parser.add_argument("--ours", action="store_true", help="of artifacts that we write")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (options.memory << 30, options.memory << 30))
     signal.signal(signal.SIGPROF, _late)
@@ -93,16 +147,23 @@ def main() -> int:
     whole = [found[k].tobytes() for k in found.files if not k.endswith("/text")]
     if options.ours:
         whole = [portable_artifact(parse_bytecode(data)) for data in whole]
+    texts = {data: module_text(parse_bytecode(data)) for data in whole} if options.compile else {}
     outcomes: Counter[str] = Counter()
     slowest = 0.0
     for seed in counted("bytecode", range(options.seed, options.seed + options.count)):
         r = random.Random(seed)
-        data = mutated(r.choice(whole), r, r.choice(MUTATIONS))
+        original = r.choice(whole)
+        data = mutated(original, r, r.choice(MUTATIONS))
         begin = time.process_time()
         # of the processor's time: others may pause this process
         signal.setitimer(signal.ITIMER_PROF, options.seconds)
         try:
-            outcome = attempt(data)
+            if not options.compile:
+                outcome = attempt(data)
+            elif _is_read_as(data, texts[original]):
+                outcome = "unchanged"
+            else:
+                outcome = attempt_compiling(data, options.seconds)
         except Exception as error:
             outcome = "FAULT"
             print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)

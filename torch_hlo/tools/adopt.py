@@ -14,6 +14,7 @@ from torch_hlo.hlo.ir import (
     postorder,
     replace,
 )
+from torch_hlo.hlo.ir.verify import VerifyError
 
 
 def adopted(module: Module) -> Module:
@@ -60,10 +61,18 @@ class _Adopter:
 
 
 def _library_call(x: Instruction, operands: Instructions) -> Instruction | None:
-    """The value of a call that has an opcode of its own."""
+    """The value of a call that has an opcode of its own. Raises VerifyError for one that is not
+    well formed."""
     target = x["custom_call_target"]
     rule = _LIBRARY.get(target) or _LIBRARY.get(lapack.routine(target) or "")
-    return rule(x, operands) if rule else None
+    try:
+        return rule(x, operands) if rule else None
+    except (LookupError, ValueError) as failure:
+        shapes = ", ".join(str(o.shape) for o in operands)
+        options = x.get("backend_config")
+        raise VerifyError(
+            f"{target} of ({shapes}) with {options}: {type(failure).__name__}: {failure}"
+        ) from failure
 
 
 def _top_k(x: Instruction, operands: Instructions) -> Instruction | None:
