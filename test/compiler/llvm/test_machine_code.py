@@ -137,7 +137,8 @@ def test_strength_reduction_is_left_out_while_any_program_is_compiled(
         pass
     with Objects(platform_target("wasm32")):  # has no addressing modes to speak of
         pass
-    assert asked == ["-disable-lsr=true", "-disable-lsr=false"]
+    names = ("lsr", "select-optimize")
+    assert asked == [f"-disable-{name}={on}" for on in ("true", "false") for name in names]
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names sets of x86")
