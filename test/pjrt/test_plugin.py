@@ -330,6 +330,11 @@ def test_functions_that_write_into_arrays():
         buffer_callback(lambda ctx, out, x: 1, like)(x).block_until_ready()
 
 
+def test_devices_are_named_as_jax_names_its_own():
+    device = jax.devices("hlo")[0]
+    assert (str(device), repr(device)) == ("hlo:0", "HloDevice(id=0)")
+
+
 def test_the_compiler_leaves_no_garbage():
     x = jnp.arange(7.0)
     jax.block_until_ready(jax.jit(jnp.cos)(x))  # what is imported leaves some, once

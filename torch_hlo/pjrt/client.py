@@ -67,13 +67,12 @@ class Client:
         return self.memories[i * len(KINDS) : (i + 1) * len(KINDS)]
 
     def _describe(self, i: int, device: Object) -> None:
-        name = f"HloDevice(id={i})"
         memories = self._memories(i)
         device.set(
             id=i,
             device_kind="cpu",
-            debug_string=name,
-            to_string=name,
+            debug_string=f"{PLATFORM}:{i}",
+            to_string=f"HloDevice(id={i})",
             device_description=device.address,
             is_addressable=int(i in self.mine),
             process_index=self.owners[i],
