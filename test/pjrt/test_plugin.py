@@ -330,6 +330,15 @@ def test_functions_that_write_into_arrays():
         buffer_callback(lambda ctx, out, x: 1, like)(x).block_until_ready()
 
 
+@pytest.mark.parametrize("options", [{}, {"aggregate_to_topk": False}])
+def test_approximate_maxima_are_the_exact_ones(options):
+    x = np.random.default_rng(0).permutation(512).astype(np.float32)
+    find = jax.jit(functools.partial(jax.lax.approx_max_k, k=3, **options))
+    values, indices = find(x)
+    assert np.array_equal(values[:3], [511, 510, 509])
+    assert np.array_equal(x[np.asarray(indices)], values)
+
+
 def test_devices_are_named_as_jax_names_its_own():
     device = jax.devices("hlo")[0]
     assert (str(device), repr(device)) == ("hlo:0", "HloDevice(id=0)")

@@ -83,19 +83,15 @@ def _top_k(x: Instruction, operands: Instructions) -> Instruction | None:
 
 
 def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | None:
-    """The exact one: of (values, indices, initial value, initial index), an initial value above
-    zero asks for the smallest."""
+    """The exact one, of as many as the result holds: more than k where the call does not aggregate
+    what it finds. Of (values, indices, initial value, initial index), an initial value above zero
+    asks for the smallest."""
     initial = operands[2] if len(operands) == 4 else None
-    if (
-        initial is None
-        or initial.op != "constant"
-        or "true" not in (x.get("backend_config") or "").partition("aggregate_to_topk")[2][:8]
-    ):
+    if initial is None or initial.op != "constant":
         return None
     values, indices = operands[:2]
-    options = lapack.options(x["backend_config"])
-    axis = options.get("reduction_dim", -1) % values.rank
-    k = options["top_k"]
+    axis = lapack.options(x["backend_config"]).get("reduction_dim", -1) % values.rank
+    k = x.elements[0].dims[axis]
     largest = not bool(initial["literal"].numpy() > 0)
     both = b.sort((values, indices), axis, "GT" if largest else "LT")
     return b.tuple_(*(_first(b.get_tuple_element(both, i), axis, k) for i in range(2)))
