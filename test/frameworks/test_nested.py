@@ -12,7 +12,10 @@ import torch_hlo
 OFFSETS = [0, 3, 8, 10]
 JAGGED = {"layout": torch.jagged}
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error:.*runs on the CPU"),
+]
 
 
 def jagged(device, width=8, lengths=None):
@@ -37,6 +40,8 @@ FUNCTIONS = {
     "sum": lambda x: lambda x: x.sum(1),
     "mean": lambda x: lambda x: x.mean(1),
     "padded": lambda x: lambda x: x.to_padded_tensor(0.0),
+    "padded with ones": lambda x: lambda x: torch.nested.to_padded_tensor(x, 1.0),
+    "cut": lambda x: lambda x: x.to_padded_tensor(0.0, (3, 7, 8)),
     "cat": lambda x: lambda x: torch.cat([x, x], -1),
     "first": lambda x: lambda x: x.unbind()[0],
 }

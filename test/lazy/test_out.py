@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torch_hlo import metrics
+from torch_hlo.lazy.record import checks
 
 
 def both(fn):
@@ -156,3 +157,21 @@ def test_whole_numbers_below_a_bound_are_not_rounded_to_it():
     drawn = torch.empty(4096, dtype=torch.bfloat16, device="hlo").random_(0, 2000)
     assert drawn.max() < 2000
     assert torch.randperm(256, dtype=torch.uint8, device="hlo").double().sum() == 255 * 128
+
+
+def test_the_cpu_judges_a_result_among_the_operands_once(monkeypatch):
+    """Its kernel computes the whole product."""
+    asked = []
+    judge = checks.run_on_cpu
+    monkeypatch.setattr(checks, "run_on_cpu", lambda *call: (asked.append(call[0]), judge(*call)))
+
+    def run(device):
+        x = torch.arange(12.0, device=device).view(3, 4) / 10
+        y = torch.ones(3, 3, device=device)
+        for _ in range(3):
+            torch.addmm(y, x, x.mT, beta=0.5, alpha=0.25, out=y)
+        return (y,)
+
+    assert_same(run)
+    run("hlo")
+    assert len(asked) == 1

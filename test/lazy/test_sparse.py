@@ -146,6 +146,31 @@ def test_reductions(kind):
     both(lambda x: torch.sparse.softmax(x, 0, dtype=torch.float64), x * 300)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_of_elements(kind):
+    x = KINDS[kind] * 0.05
+    for name in ("abs", "asin", "ceil", "erf", "expm1", "isnan", "log1p", "sgn", "sqrt", "tanh"):
+        both(getattr(torch, name), x)
+    both(torch.relu_, x.coalesce() if x.is_sparse else x.clone())
+    if x.is_sparse:
+        both(lambda x: x.square(), x)
+        both(lambda x: x.nan_to_num(), x)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if KINDS[k].is_sparse])
+def test_sums_along_dimensions_and_tensors_together(kind):
+    x = KINDS[kind]
+    for dims in (0, -1, (0, 1), ()):
+        both(lambda x: x.sum(dims), x)
+    both(lambda x: x.sum(1), x.long())
+    both(lambda x: x.sum(0, dtype=torch.float64), x)
+    for dim in (0, -1) if kind != "rows" else (0,):
+        both(lambda x: torch.cat([x, x * 2], dim), x)
+    for y in (DENSE.to("hlo"), x.to("hlo").t() if kind != "rows" else x.to("hlo").to_dense()):
+        with pytest.raises(NotImplementedError, match="equal in all other dimensions"):
+            torch.cat([x.to("hlo"), y], 0)
+
+
 def test_gradient_of_softmax_along_a_dense_dimension():
     x = KINDS["rows"].to("hlo").coalesce().requires_grad_()
     y = x.detach().values().requires_grad_()
@@ -309,13 +334,15 @@ def test_captured_step(optimizer):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x.sum(1),
-        lambda x: x.sin(),
-        lambda x: torch.cat([x, x]),
+        lambda x: x.to_sparse_csr().sum(1),
+        lambda x: x.cos(),
+        lambda x: x.amax(1),
+        lambda x: x.norm(),
+        lambda x: x.sum(0, keepdim=True),
         lambda x: x.to_sparse_bsr((1, 1)),
         lambda x: 1 / x,
     ],
-    ids=["rows", "sin", "cat", "bsr", "divisor"],
+    ids=["rows", "cos", "amax", "norm", "kept", "bsr", "divisor"],
 )
 def test_refusals(function):
     with pytest.raises(NotImplementedError, match=r"use .to_(dense|sparse_coo)\(\)"):

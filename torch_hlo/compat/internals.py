@@ -9,7 +9,7 @@ from torch_hlo import debug, metrics
 from torch_hlo.distributed import spmd
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.lazy.record import HloTensor, read
-from torch_hlo.lowering.core import Out, lower
+from torch_hlo.lowering.core import lower
 
 from . import checkpoint_names, experimental_names, hardware, sharding_names, xla_model
 
@@ -127,33 +127,16 @@ def _get_graph_hash(tensors):
 
 
 def _get_xla_tensors_text(tensors):
-    """What was recorded for tensors, in the form in which PyTorch/XLA prints it."""
-    lines = ["IR {"]
+    """What was recorded for tensors, in the form in which PyTorch/XLA prints it, without operands.
+    (`torch_hlo.debug.graph` has all.)"""
     pending = [t for t in tensors if debug.is_pending(t)]
-    lines += [
-        f"  %0 = {_shape(t)} xla::device_data(), ROOT=0" for t in tensors if not debug.is_pending(t)
-    ]
+    rows = [f"{_shape(t)} xla::device_data()" for t in tensors if not debug.is_pending(t)]
     if pending:
         graph = debug.graph(pending)
-        inputs = [*graph.numbers, *graph.leaves]
-        name = {id(x): f"%{i}" for i, x in enumerate((*inputs, *graph.nodes))}
-
-        def text(x):
-            if isinstance(x, (list, tuple)):
-                return f"[{', '.join(map(text, x))}]"
-            node = x.array or x.node if isinstance(x, Out) else x
-            return name.get(id(node), str(x))
-
-        for x in inputs:
-            kind = "xla::device_data()" if x in graph.leaves else "prim::Constant()"
-            lines.append(f"  {name[id(x)]} = {getattr(x, 'shape', '')} {kind}")
-        roots = {id(out.node): i for i, out in enumerate(graph.outputs)}
-        for n in graph.nodes:
-            root = f", ROOT={roots[id(n)]}" if id(n) in roots else ""
-            given = ", ".join(map(text, n.args))
-            shapes = ", ".join(map(str, n.outs))
-            lines.append(f"  {name[id(n)]} = {shapes} {n.target._schema.name}({given}){root}")
-    return "\n".join([*lines, "}", ""])
+        rows += [f"{getattr(x, 'shape', '')} prim::Constant()" for x in graph.numbers]
+        rows += [f"{x.shape} xla::device_data()" for x in graph.leaves]
+        rows += [f"{', '.join(map(str, n.outs))} {n.target._schema.name}()" for n in graph.nodes]
+    return "\n".join(["IR {", *(f"  %{i} = {row}" for i, row in enumerate(rows)), "}", ""])
 
 
 def _shape(t):

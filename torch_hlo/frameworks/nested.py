@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_hlo.lazy.ops import encoder
 from torch_hlo.pytorch.registration import PLACE
 
 
@@ -39,10 +40,8 @@ def attention(
         *padded, mask, dropout_p=dropout_p, **options
     )
     offsets = query.offsets()
-    place = torch.arange(given[0].values().shape[0], device=PLACE.device)
-    batch = torch.searchsorted(offsets[1:].contiguous(), place, right=True)
-    place = (place - offsets[batch]).clamp(max=rows.shape[1] - 1)
-    found = result.transpose(1, 2)[batch, place]
+    # PyTorch's operator for it has no gradient
+    found = encoder.padded_to_jagged(result.transpose(1, 2), [offsets], given[0].values().shape[0])
     jagged = torch.nested.nested_tensor_from_jagged(found, offsets, query.lengths())
     return jagged.transpose(1, 2)
 
@@ -54,6 +53,7 @@ def _lengths(x: Any) -> Tensor:
 def _padded(x: Any) -> Tensor:
     """[batch, longest, heads, features], with zeros behind each sequence."""
     lengths = _lengths(x)
-    place = torch.arange(int(lengths.max()), device=PLACE.device)
-    taken = x.values()[(x.offsets()[:-1, None] + place).clamp(max=x.values().shape[0] - 1)]
-    return taken.masked_fill((place >= lengths[:, None])[..., None, None], 0)
+    longest = int(lengths.max())
+    found = encoder.jagged_to_padded(x.values(), [x.offsets()], [longest])
+    gap = torch.arange(longest, device=PLACE.device) >= lengths[:, None]
+    return found.masked_fill(gap[..., None, None], 0)

@@ -4,7 +4,8 @@ path"), from the ops that training uses.
 With a padding mask nn.TransformerEncoder turns its input into a nested tensor, one row of tokens
 per sequence. Here that is a `Padded`: the array as it was, and which tokens count. Padding is left
 out of the attention and is zero in the result, as on the CPU; whether the padding is at the end,
-which the CPU asks the values of the mask, does not matter.
+which the CPU asks the values of the mask, does not matter. And what jagged tensors need to become
+padded, and back.
 """
 
 from __future__ import annotations
@@ -182,7 +183,27 @@ def padded_layer(src: Padded, *args, **kwargs) -> Padded:
     )
 
 
+def jagged_to_padded(
+    values: Tensor, offsets: list[Tensor], max_lengths: list[int], padding_value: float = 0.0
+) -> Tensor:
+    """[total, …] -> [batch, longest, …]: the rows from one offset to the next, then padding."""
+    (ends,) = offsets
+    place = ends[:-1, None] + torch.arange(max_lengths[0], device=values.device)
+    filled = F.pad(values, (*[0, 0] * (values.dim() - 1), 0, 1), value=padding_value)
+    return filled[torch.where(place < ends[1:, None], place, len(values))]
+
+
+def padded_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
+    """[batch, longest, …] -> [total, …]. Without a total the last offset is read."""
+    (ends,) = offsets
+    place = torch.arange(int(ends[-1]) if total_L is None else total_L, device=dense.device)
+    batch = torch.searchsorted(ends[1:].contiguous(), place, right=True)
+    return dense[batch, (place - ends[batch]).clamp(max=dense.shape[1] - 1)]
+
+
 DECOMPOSITIONS = {
+    aten._jagged_to_padded_dense_forward.default: jagged_to_padded,
+    aten._padded_dense_to_jagged_forward.default: padded_to_jagged,
     aten._transformer_encoder_layer_fwd.default: encoder_layer,
     aten._native_multi_head_attention.default: attention,
 }

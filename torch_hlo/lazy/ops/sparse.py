@@ -93,9 +93,9 @@ def _coo(indices: Tensor, values: Tensor, size: Sequence[int], merged: bool = Fa
     return _new((indices, values), size, COO, merged)
 
 
-def _like(x: HloSparse, values: Tensor) -> Any:
+def _like(x: HloSparse, values: Tensor, merged: bool = False) -> Any:
     """Other values at the same places."""
-    return _new((*x.parts[:-1], values), x.shape, x.form, x.merged)
+    return _new((*x.parts[:-1], values), x.shape, x.form, merged or x.merged)
 
 
 def _rule(*ops: OpOverload) -> Callable:
@@ -200,9 +200,9 @@ def _flat(x: HloSparse, without: Sequence[int] = ()) -> tuple[Tensor, int]:
 
 @_rule(aten._coalesce.default)
 def _coalesce(x):
-    values = x.parts[1]
+    values = x.parts[-1]
     if x.merged or values.shape[0] < 2:
-        return _coo(*x.parts, x.shape, True)
+        return _like(x, values, True)
     flat, _ = _flat(x)
     known = conditions.known(flat)
     kept, place = torch.unique(to_cpu([flat])[0] if known is None else known, return_inverse=True)
@@ -379,8 +379,8 @@ def _taken(dense: Tensor, x: HloSparse) -> Tensor:
 
 
 def _in_place(op: Callable) -> Callable:
-    def function(x: Tensor, other: Any, alpha: Any = 1) -> Tensor:
-        new = op(x, other, alpha)
+    def function(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        new = op(x, *args, **options)
         if not torch.can_cast(new.dtype, x.dtype):
             raise RuntimeError(
                 f"result type {new.dtype} can't be cast to the desired output type {x.dtype}"
@@ -407,7 +407,47 @@ _RULES |= {
 }
 
 
+# functions of one number that are zero at zero
+_ZERO_AT_ZERO = (
+    "abs asin asinh atan atanh ceil conj_physical deg2rad erf erfinv expm1 floor frac isinf isnan"
+    " log1p nan_to_num rad2deg relu round sgn sign sin sinh sqrt tan tanh trunc"
+)
+
+
+def _of_elements(op: Callable) -> Callable:
+    def function(x: HloSparse, *args: Any, **options: Any) -> Tensor:
+        x = _coalesce(x)
+        return _like(x, op(x.parts[-1], *args, **options))
+
+    return function
+
+
+for _name in _ZERO_AT_ZERO.split():
+    _function = _of_elements(getattr(torch, _name))
+    _RULES[getattr(aten, _name).default] = _function
+    if not _name.startswith("is"):
+        _RULES[getattr(aten, _name + "_").default] = _in_place(_function)
+
+
+@_rule(aten.pow.Tensor_Scalar)
+def _pow(x, exponent):
+    if exponent == 0:
+        raise RuntimeError("pow of a sparse tensor: the zeroth power is dense: use .to_dense()")
+    return _of_elements(torch.pow)(x, exponent)
+
+
 # ---- reductions
+
+
+@_rule(aten.sum.dim_IntList)
+def _sum_along(x, dim, keepdim=False, *, dtype=None):
+    if keepdim or x.form is not COO:
+        raise NotImplementedError(
+            f"sum of a {x.form} tensor with keepdim={keepdim}: use .to_sparse_coo() or .to_dense()"
+        )
+    values = x.parts[1]
+    y = _sum(_like(x, values.to(dtype or values.new_empty(0).sum().dtype)), dim or ())
+    return _coalesce(y) if isinstance(y, HloSparse) else y
 
 
 @_rule(aten._sparse_sum.dim)
@@ -491,6 +531,25 @@ def _index_select(x, dim, index):
     found = order[(begin - counts.cumsum(0) + counts)[rows] + nth]
     taken = places[:, found].index_copy(0, index.new_tensor([dim]), rows[None])
     return _coo(taken, values[found], size)
+
+
+@_rule(aten.cat.default)
+def _cat(xs, dim=0):
+    dim %= xs[0].dim()
+    others = [(x.layout, x.sparse_dim(), [*x.shape[:dim], *x.shape[dim + 1 :]]) for x in xs]
+    if any(other != others[0] for other in others) or dim >= others[0][1]:
+        raise NotImplementedError(
+            f"cat along {dim} needs sparse tensors of layout coo that are equal in all other"
+            f" dimensions, and sparse in this: use .to_dense(). {fallback.describe((xs,), {})}"
+        )
+    places = []
+    size = [*xs[0].shape]
+    size[dim] = 0
+    for x in xs:
+        place = x.parts[0]
+        places.append(torch.cat([place[:dim], place[dim : dim + 1] + size[dim], place[dim + 1 :]]))
+        size[dim] += x.shape[dim]
+    return _coo(torch.cat(places, 1), torch.cat([x.parts[1] for x in xs]), size)
 
 
 # ---- products

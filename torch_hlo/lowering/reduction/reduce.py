@@ -132,22 +132,15 @@ def _total(
     return result(fold(_accumulator(x), axes(dim, x.rank), how))
 
 
-@lowers(aten.any)
-def any_(
-    x: Instruction,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
+def _truth(
+    how: str, x: Instruction, dim: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> Instruction:
-    return result(fold(Expr(x).cast("pred"), () if dim == [] else axes(dim, x.rank), "or"))
+    dims = () if dim == [] else axes(dim, x.rank)
+    return result(fold(Expr(x).cast("pred"), dims, how))
 
 
-@lowers(aten.all)
-def all_(
-    x: Instruction,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-) -> Instruction:
-    return result(fold(Expr(x).cast("pred"), () if dim == [] else axes(dim, x.rank), "and"))
+lowers(aten.any)(partial(_truth, "or"))
+lowers(aten.all)(partial(_truth, "and"))
 
 
 def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
