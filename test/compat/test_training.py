@@ -210,7 +210,33 @@ def test_fsdp_adds_gradients_up(tmp_path):
     assert out.count("True") == 2
 
 
-SCRIPTS = [f for f in torch_xla.FILES if f.startswith("examples/") or "test_train_" in f]
+def test_all_reduce_in_a_compiled_graph(tmp_path):
+    out = script(
+        """
+        import torch, torch_xla, torch_xla.core.xla_model as xm
+
+        def main(rank):
+            x = torch.ones(2, device="xla") * (rank + 1)
+            assert xm.all_reduce("sum", x).tolist() == [3, 3]
+            for kind, groups in (("sum", None), ("max", None), ("max", [[0], [1]])):
+                step = torch.compile(
+                    lambda x: xm.all_reduce(kind, x * 2, 0.5, groups) + 1,
+                    backend="openxla", fullgraph=True)
+                try:
+                    print(step(x).tolist() == ([4, 4] if kind == "sum" else [3, 3]))
+                except Exception as error:
+                    print("give no groups" in str(error))
+
+        if __name__ == "__main__":
+            torch_xla.launch(main)
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="2",
+    )
+    assert out.count("True") == 6
+
+
+SCRIPTS = [*torch_xla.SCRIPTS]
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """PyTorch/XLA's own tests under its names, with this package behind them.
 
-    python -m test.sweeps.torch_xla --repository DIR                    # all files of FILES
+    python -m test.sweeps.torch_xla --repository DIR                    # all tests and examples
     python -m test.sweeps.torch_xla --repository DIR test/test_metrics.py --verbose
 
 DIR is a checkout of PyTorch/XLA. Every file runs in a process of its own, with a time limit, and
@@ -33,85 +33,8 @@ DECAY = "--lr_scheduler_divide_every_n_epochs 20 --lr_scheduler_divisor 5"
 SAVED = "--ckpt_prefix saved/mnist"
 WRAPPED = "--auto_wrap_policy type_based --use_gradient_checkpointing"
 TWO, FOUR = {"CPU_NUM_DEVICES": "2"}, {"CPU_NUM_DEVICES": "4"}
-# file -> options: CPU_NUM_DEVICES and other variables, "seconds" for the file
-FILES: dict[str, dict[str, str]] = {
-    "test/test_operations.py": {},
-    "test/test_ops.py": {},
-    "test/test_ops_error_message.py": {},
-    "test/test_metrics.py": {},
-    "test/test_devices.py": {},
-    "test/test_data_type.py": {},
-    "test/test_async_closures.py": {},
-    "test/test_autocast.py": {},
-    "test/test_autocast_xla.py": {},
-    "test/test_as_stride_use_slice.py": {},
-    "test/test_assume_pure.py": {},
-    "test/test_compilation_cache_utils.py": {},
-    "test/test_core_aten_ops.py": {},
-    "test/test_fp8.py": {},
-    "test/test_grad_checkpoint.py": {},
-    "test/test_gradient_accumulation.py": {},
-    "test/test_gru.py": {},
-    "test/test_hlo_metadata.py": {},
-    "test/test_inplace_update.py": {},
-    "test/test_input_output_aliases.py": {},
-    "test/test_mat_mul_precision_get_and_set.py": {},
-    "test/test_profiler_session.py": {},
-    "test/test_python_ops.py": {},
-    "test/test_syncfree_optimizers.py": {},
-    "test/test_utils.py": {},
-    "test/test_while_loop.py": {},
-    "test/test_xla_graph_execution.py": {},
-    "test/test_zero1.py": {},
-    "test/pjrt/test_runtime.py": {},
-    "test/pjrt/test_dtypes.py": {},
-    "test/eager/test_eager.py": {},
-    "test/eager/test_eager_with_xla_compile.py": {},
-    "test/eager/test_eager_with_torch_compile.py": {},
-    "test/dynamo/test_dynamo.py": {},
-    "test/dynamo/test_dynamo_aliasing.py": {},
-    "test/dynamo/test_dynamo_dynamic_shape.py": {},
-    "test/dynamo/test_num_output.py": {},
-    "test/scan/test_scan.py": {},
-    "test/scan/test_scan_layers.py": {},
-    "test/scan/test_scan_spmd.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_xla_sharding.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_xla_virtual_device.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_spmd_debugging.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_fsdp_v2.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_xla_distributed_checkpoint.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_xla_spmd_python_api_interaction.py": {},
-    "test/spmd/test_spmd_parameter_wrapping.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_train_spmd_linear_model.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_mp_input_sharding.py": {"CPU_NUM_DEVICES": "4"},
-    "test/spmd/test_sharding_strategies.py": {"CPU_NUM_DEVICES": "4"},
-    "test/stablehlo/test_exports.py": {},
-    "test/stablehlo/test_stablehlo_inference.py": {},
-    "test/stablehlo/test_stablehlo_save_load.py": {},
-    "test/test_mp_all_gather.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_all_to_all.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_collective_permute.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_distributed_mm.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_mesh_reduce.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_reduce_scatter.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_rendezvous.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_replication.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_save.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_mp_sync_batch_norm.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_fsdp_auto_wrap.py": {"CPU_NUM_DEVICES": "2"},
-    "test/test_torch_distributed_xla_backend.py": {},
-    "test/torch_distributed/test_torch_distributed_all_gather_xla_backend.py": {
-        "CPU_NUM_DEVICES": "2"
-    },
-    "test/torch_distributed/test_torch_distributed_all_reduce_xla_backend.py": {
-        "CPU_NUM_DEVICES": "2"
-    },
-    "test/torch_distributed/test_torch_distributed_reduce_scatter_xla_backend.py": {
-        "CPU_NUM_DEVICES": "2"
-    },
-    "test/torch_distributed/test_ddp.py": {"CPU_NUM_DEVICES": "2"},
-    "test/quantized_ops/test_dot_general.py": {},
-    "test/quantized_ops/test_quantized_matmul.py": {},
+# Examples and training scripts, with their arguments -> CPU_NUM_DEVICES and other variables.
+SCRIPTS: dict[str, dict[str, str]] = {
     "examples/train_resnet_base.py": {},
     "examples/train_resnet_amp.py": {},
     "examples/train_decoder_only_base.py": {},
@@ -153,6 +76,22 @@ FILES: dict[str, dict[str, str]] = {
     f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding batch spatial": FOUR,
     f"test/spmd/test_train_spmd_imagenet.py {RESNET}": FOUR,
 }
+
+# The tests are files test_*.py, without those of its benchmarks and of other hardware.
+OTHERS = ("test/benchmarks/", "test/neuron/", "test/test_train_", "test/test_profile_mp")
+
+
+def files(repository: Path) -> list[str]:
+    found = (str(p.relative_to(repository)) for p in repository.glob("test/**/test_*.py"))
+    tests = [f for f in found if not f.startswith(OTHERS) and "test_train_spmd_im" not in f]
+    return [*sorted(tests), *SCRIPTS]
+
+
+def variables(file: str) -> dict[str, str]:
+    """CPU_NUM_DEVICES and others."""
+    several = "/test_mp_" in file or "torch_distributed" in file
+    return SCRIPTS.get(file, FOUR if "spmd" in file else TWO if several else {})
+
 
 # Sizes that two cores can do, in the examples and training scripts, which have fake data.
 SMALLER = (
@@ -259,7 +198,7 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
         given = {
             "PJRT_DEVICE": "CPU",
             "PYTHONPATH": os.pathsep.join(folders),
-            **FILES.get(file, {}),
+            **variables(file),
         }
         try:
             done = subprocess.run(
@@ -311,7 +250,7 @@ def kind(why: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", help="files of the repository; default: all of FILES")
+    parser.add_argument("files", nargs="*", help="files of the repository; default: all")
     parser.add_argument("--repository", type=Path)
     parser.add_argument("--seconds", type=float, default=900, help="time limit of a file")
     parser.add_argument("--verbose", action="store_true", help="every test that fails, and why")
@@ -323,7 +262,7 @@ def main() -> None:
     totals: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
     print(f"{'passed':>7} {'failed':>7} {'skipped':>8} {'s':>5}  file")
-    for file in options.files or FILES:
+    for file in options.files or files(options.repository):
         start = time.time()
         found = run(options.repository.resolve(), file, options.seconds)
         failed = {n: why for n, (outcome, why) in found.items() if outcome in ("failed", "lost")}

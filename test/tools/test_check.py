@@ -54,6 +54,25 @@ def test_a_script_that_trains_on_the_cpu_is_not_called_good(tmp_path, monkeypatc
     assert "fails" not in text
 
 
+def test_what_a_script_says_before_it_exits_is_shown(tmp_path, monkeypatch, capsys):
+    script = "import argparse; argparse.ArgumentParser().parse_args()"
+    monkeypatch.setitem(globals(), "SCRIPT", script)
+    code, text = run(tmp_path, monkeypatch, capsys)
+    assert code == 1 and "exit: 2" in text and "unrecognized arguments: --some argument" in text
+
+
+def test_an_endless_loop_without_an_optimizer_ends(tmp_path, monkeypatch, capsys):
+    script = """
+import torch, torch_hlo
+x = torch.zeros(2, device="hlo", requires_grad=True)
+while True:
+    (x - 1).square().sum().backward()
+"""
+    monkeypatch.setitem(globals(), "SCRIPT", script)
+    code, text = run(tmp_path, monkeypatch, capsys)
+    assert code == 0 and "193 agree" in text and "no optimizer's step()" in text
+
+
 def test_what_fails_is_shown_with_its_line_and_advice(capsys):
     def told(fn, *args) -> str:
         with pytest.raises((RuntimeError, AssertionError)) as raised:

@@ -1,5 +1,6 @@
 """The collectives of torch_xla.core.xla_model, on torch.distributed's."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,27 @@ def all_reduce(
             if scale != 1.0:
                 x.mul_(scale)
     return results[0] if single else results
+
+
+@functools.cache
+def show_dynamo():
+    """Dynamo looks into no module of this package: tell it what `all_reduce` of a tensor is."""
+    from torch_hlo.pytorch import steps
+
+    steps.trace_file(__file__)
+    several = not hardware.is_spmd() and hardware.process_count() > 1
+
+    @torch.compiler.substitute_in_graph(all_reduce, skip_signature_check=True)
+    def traced(reduce_type, inputs, scale=1.0, groups=None, pin_layout=True):
+        if groups is not None or several and not dist.is_initialized():
+            raise NotImplementedError(
+                "all_reduce inside torch.compile is one of all processes, which have joined: call"
+                ' dist.init_process_group("xla", init_method="xla://") first, and give no groups'
+            )
+        result = inputs.clone()
+        if several:
+            dist.all_reduce(result, _OPS[reduce_type], group=dist.group.WORLD)
+        return result * scale
 
 
 def _each(function, value, output, *args):

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard
 
 from torch_hlo import debug
 from torch_hlo.distributed import annotate, spmd, visualize
 from torch_hlo.lazy.record import HloTensor, to_cpu
+from torch_hlo.pytorch import tensors
 
 from . import experimental_names, hardware
 
@@ -241,6 +242,9 @@ def clear_sharding(t):
 
 
 def wrap_as_sharded_tensor(t, mesh_shape=None, partition_spec=None):
+    """The tensor, marked if there is a shape."""
+    if mesh_shape is not None:
+        mark_sharding(t, Mesh(np.arange(np.prod(mesh_shape)), mesh_shape), partition_spec)
     return t
 
 
@@ -283,6 +287,18 @@ def placements(t):
         raise AttributeError("placements: the tensor has no sharding; use mark_sharding")
     dims = {axis.name: Shard(d) for d, dim in enumerate(found.dims) for axis in dim.axes}
     return tuple(dims.get(name, Replicate()) for name in found.mesh.names)
+
+
+def mesh_shape(t):
+    return tuple(size for _, size in placement(t).mesh.axes) if placement(t) else None
+
+
+def dtensor_spec(t):
+    """What DTensor's `_spec` is. Raises AttributeError for a tensor that is not sharded."""
+    done = placements(t)
+    ids = placement(t).mesh.devices or range(placement(t).mesh.size)
+    mesh = DeviceMesh("xla", np.reshape(ids, mesh_shape(t)).tolist())
+    return tensors.dtensor_spec(mesh, done, t.shape, t.stride(), t.dtype)
 
 
 def sharding_type(t):
@@ -388,7 +404,7 @@ def redistribute(self, device_mesh, placements, *, async_op=False):
             f" ({len(device_mesh.mesh_shape)})"
         )
     if any(p.is_partial() for p in placements):
-        raise NotImplementedError("Partial placement: the tensor is a whole one; use Replicate")
+        raise NotImplementedError(f"Partial placement: {[*self.shape]} is whole; use Replicate")
     spec = convert_to_xla_partition_spec(self, placements)
     return mark_sharding(self.clone(), device_mesh, spec)
 
@@ -408,6 +424,8 @@ class XLAShardedTensor(metaclass=_Sharded):
 _VIEWS = {
     "global_tensor": lambda self: self,
     "local_shards": local_shards,
+    "mesh_shape": mesh_shape,
+    "_spec": dtensor_spec,
     "placements": placements,
     "sharding_spec": sharding_text,
     "sharding_type": sharding_type,

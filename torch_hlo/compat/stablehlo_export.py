@@ -26,8 +26,9 @@ class StableHLOExportOptions:
 class StableHLOGraphModule:
     """A program that can be called, read and saved."""
 
-    def __init__(self, program):
+    def __init__(self, program, options=None):
         self._program = program
+        self._weights = options is None or options.export_weights
         self._text = export.to_stablehlo_text(program)
 
     def __call__(self, *args):
@@ -51,7 +52,7 @@ class StableHLOGraphModule:
         folder = Path(directory_path)
         (folder / "functions").mkdir(parents=True, exist_ok=True)
         (folder / "functions" / "forward.mlir").write_text(self._text)
-        if options is None or options.save_weights:
+        if self._weights and (options is None or options.save_weights):
             torch.export.save(self._program, folder / "program.pt2")
 
     @classmethod
@@ -60,7 +61,7 @@ class StableHLOGraphModule:
 
 
 def exported_program_to_stablehlo(exported_model, options=None):
-    return StableHLOGraphModule(exported_model)
+    return StableHLOGraphModule(exported_model, options)
 
 
 def save_as_stablehlo(
@@ -68,7 +69,7 @@ def save_as_stablehlo(
     stablehlo_dir,
     options=None,
 ):
-    StableHLOGraphModule(exported_model).save(stablehlo_dir, options)
+    StableHLOGraphModule(exported_model, options).save(stablehlo_dir, options)
 
 
 def save_torch_model_as_stablehlo(

@@ -198,6 +198,7 @@ def install():
 
     @functools.wraps(original)
     def compile(*args, backend="inductor", **kwargs):
+        communication.show_dynamo()
         return original(*args, backend="hlo" if backend == "openxla" else backend, **kwargs)
 
     torch.compile = compile

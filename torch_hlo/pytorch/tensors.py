@@ -1,7 +1,9 @@
 """Tensors as objects: how they are made, printed, pickled and allocated; process groups and boxed
 work. The same in 2.11 to 2.13."""
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -94,3 +96,12 @@ def done_work(tensors: Sequence[torch.Tensor]) -> torch.ScriptObject:
 
 # how many C++ objects hold a tensor
 use_count = torch.Tensor._use_count
+
+
+@functools.cache
+def dtensor_spec(mesh: Any, placements: tuple, *what: Any) -> Any:
+    """DTensor's description of a tensor: a DeviceMesh, what is done along its axes, and (shape,
+    strides, dtype)."""
+    from torch.distributed.tensor import _dtensor_spec
+
+    return _dtensor_spec.DTensorSpec(mesh, placements, _dtensor_spec.TensorMeta(*what))

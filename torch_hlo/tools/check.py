@@ -69,7 +69,10 @@ def _process(args: argparse.Namespace, way: str) -> dict[str, Any]:
         command += ["--way", way, "--report", file.name, args.file, *args.arguments]
         ended = subprocess.run(command, capture_output=True, text=True)
         text = Path(file.name).read_text()
-        return json.loads(text) if text else _EMPTY | {"error": ended.stderr[-2000:]}
+        found = _EMPTY | (json.loads(text) if text else {"error": "exit: without a report"})
+        if found["error"].startswith("exit: "):
+            found["error"] += f"\n{ended.stderr[-2000:]}"
+        return found
 
 
 # ---- in the process of one way
@@ -96,6 +99,8 @@ class _Watch(TorchFunctionMode):
             kwargs = {key: _on_cpu(value) for key, value in kwargs.items()}
         if name == "backward" and args and args[0].numel() == 1:
             self.losses.append(args[0].detach())
+            if len(self.losses) > 64 * self.steps:  # without an optimizer: nobody counts steps
+                raise _Enough
         before = _waits()
         result = func(*args, **kwargs)
         if _waits() > before:
@@ -230,6 +235,7 @@ def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield f"  {way:10s}" + " ".join(f"{x:.4f}" for x in found[way]["losses"][:8])
     for way, report in found.items():
         times = f"{report['seconds'] * 1e3:.2f} ms, the first {report['first']:.2f} s"
+        times = times if report["first"] else "no optimizer's step() was called"
         yield f"step        {way}: {times}, {report['compiles']} compiles"
     ran = [way for way in found if way != "cpu" and not found[way]["error"]]
     if len(ran) > 1:
