@@ -365,12 +365,8 @@ def from_shards(shards, sharding, shape=None):
         tiles = (1,) * len(block)
     whole = [n * t for n, t in zip(block, tiles)]
     shape = list(whole if shape is None else shape)
-    if any(s.shape != block for s in shards) or (
-        len(block) != len(tiles)
-        or len(shape) != len(tiles)
-        or any(-(-n // t) != b for n, t, b in zip(shape, tiles, block))
-        or (sharding.is_replicated and shape != whole)
-    ):
+    parts = [-(-n // t) for n, t in zip(shape, tiles)]
+    if len(shape) != len(tiles) or any([*s.shape] != parts for s in shards):
         found = sorted({tuple(s.shape) for s in shards})
         raise RuntimeError(f"shards of {found} do not make up {shape} in blocks {tuple(tiles)}")
     result = torch.zeros(whole, dtype=shards[0].dtype, device="cpu")

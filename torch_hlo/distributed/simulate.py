@@ -356,18 +356,13 @@ def compare(
 
     `model` may be on any device, meta too; it and the batch only give shapes.
     """
-    rows = []
-    for n in range(len(tactics) + 1):
-        name = (
-            "+ " + getattr(tactics[n - 1], "__name__", str(tactics[n - 1])) if n else "replicated"
-        )
-        rows.append(
-            (
-                name,
-                simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer),
-            )
-        )
-    return Comparison(rows)
+    names = ["replicated", *("+ " + getattr(t, "__name__", str(t)) for t in tactics)]
+    return Comparison(
+        [
+            (name, simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer))
+            for n, name in enumerate(names)
+        ]
+    )
 
 
 def simulate_training(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch_hlo.lowering.core import is_pointwise, is_random, looks
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
 
-from . import conditions, handlers, session
+from . import conditions, fallback, handlers, session
 from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
 from .storage import Array
 from .tensor import HloTensor, from_cpu, make, peek, strided
@@ -111,26 +111,19 @@ def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[Tenso
         for out, result in zip(outs, results)
     )
     if shared and not same or any(out._meta.overlaps for out in outs):
-        form = op, _form((args, *sorted(kwargs.items())), [])
-        floats = all(t.dtype.is_floating_point and t.dim() for t in (*outs, *others))
-        if not floats or form not in _ADMITTED:  # the values of others are read there
+        tensors = [*outs, *others]
+        holders = [t._storage for t in tensors]
+        form = [(t._meta, has_lazy_bits(t._view), holders.index(t._storage)) for t in tensors]
+        call = op, fallback.describe(args, kwargs), *form
+        # of other tensors the kernel looks at the values
+        floats = all(t.dtype.is_floating_point and t.dim() for t in tensors)
+        if not floats or call not in _ADMITTED:
             run_on_cpu(op, args, kwargs)
-            _ADMITTED.add(form)
+            _ADMITTED.add(call)
 
 
 # calls with `out=` that the CPU's kernel has let pass: it computes the whole result
 _ADMITTED: set[tuple] = set()
-
-
-def _form(value: object, storages: list) -> Hashable:
-    """All that `run_on_cpu` sees of arguments without integers: who shares whose storage, too."""
-    if isinstance(value, HloTensor):
-        if value._storage not in storages:
-            storages.append(value._storage)
-        return value._meta, has_lazy_bits(value._view), storages.index(value._storage)
-    if isinstance(value, (list, tuple)):
-        return tuple([_form(v, storages) for v in value])
-    return type(value), value
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
