@@ -734,3 +734,18 @@ def test_views_and_their_bases_on_the_device():
     assert torch.equal(there.cpu(), want) and torch.equal(row.cpu(), want[0])
     column.zero_()  # a view still
     assert torch.equal(same.cpu(), want * torch.tensor([1.0, 0, 0, 1]))
+
+
+@pytest.mark.filterwarnings("ignore:.*on the CPU")
+@pytest.mark.parametrize("name", ["histogram", "geqrf"])
+def test_an_operator_without_a_meta_kernel(name):
+    """Dynamo asks what it returns by running it."""
+
+    def function(x):
+        results = torch.histogram(x * 2, 4) if name == "histogram" else torch.geqrf(x * 2)
+        return [r + 1 for r in results]
+
+    x = torch.arange(16.0).view(4, 4).sin()
+    found = torch.compile(function, backend="hlo", fullgraph=True)(x.to("hlo"))
+    assert {r.device.type for r in found} == {"hlo"}
+    torch.testing.assert_close([r.cpu() for r in found], function(x))

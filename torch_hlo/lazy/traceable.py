@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from torch_hlo.pytorch import tracing
+from torch_hlo.pytorch.registration import PLACE
 
 from .record import Array, HloTensor
 
@@ -39,5 +40,6 @@ def enable() -> None:
     """From now on hlo tensors can be traced. It imports Dynamo."""
     tracing.trace_package("torch_hlo")
     tracing.trace_as_plain(HloTensor)
+    tracing.run_without_meta(PLACE.device)
     for function, constants in _through:
         tracing.trace_through(function, constants)

@@ -50,6 +50,30 @@ def trace_as_plain(kind: type[torch.Tensor]) -> None:
         methods[kind] = methods[torch.Tensor]
 
 
+def run_without_meta(device: torch.device) -> None:
+    """Let FakeTensorMode ask the CPU about operators without a meta kernel, with zeros, where it
+    would run them on this device."""
+    from torch._subclasses import fake_tensor
+    from torch.utils import _pytree
+
+    def ask(run: Callable, mode: object, op: object, flat: list, *others: object) -> object:
+        kind = fake_tensor.FakeTensor
+        ours = [x for x in flat if isinstance(x, kind) and x.fake_device.type == device.type]
+        for x in ours:
+            x.fake_device = torch.device("cpu")
+        try:
+            results = run(mode, op, flat, *others)
+        finally:
+            for x in ours:
+                x.fake_device = device
+        for x in _pytree.tree_leaves(results) if ours else ():
+            if isinstance(x, kind):
+                x.fake_device = device
+        return results
+
+    around(fake_tensor, "run_fallback_kernel", ask)
+
+
 def trace_networks(compiler: Callable) -> None:
     """Let Dynamo trace nn.LSTM, GRU and RNN for the backend `compiler`. For others it breaks graphs
     there, unless config.allow_rnn, because PyTorch's own kernels for them would be loops unrolled
