@@ -108,3 +108,22 @@ def test_pt2e_training():
 
     with config.override(FALLBACK="error"):
         torch.testing.assert_close(run("hlo"), run("cpu"), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_optimizers_with_narrow_states(name):
+    optim = pytest.importorskip("torchao.optim")
+    losses = []
+    for device in ("cpu", "hlo"):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(64, 128).to(device)
+        steps = getattr(optim, name)(layer.parameters(), lr=1e-2)
+        x = torch.linspace(-1, 1, 512).view(8, 64).to(device)
+        losses.append([])
+        for _ in range(3):
+            loss = layer(x).square().mean()
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
