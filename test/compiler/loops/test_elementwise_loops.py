@@ -167,6 +167,35 @@ TURNS = {
 }
 
 
+RUNS = {
+    "patches": ("f32[2,3,9,4,9,4]", "f32[2,9,9,3,4,4]", "transpose(x), dimensions={0,2,4,1,3,5}"),
+    "odd patches": (
+        "bf16[2,3,5,7,5,7]",
+        "bf16[2,5,5,3,7,7]",
+        "transpose(x), dimensions={0,2,4,1,3,5}",
+    ),
+    "heads": ("f32[2,33,5,12]", "f32[2,5,33,12]", "transpose(x), dimensions={0,2,1,3}"),
+    "pairs": ("s64[50,30,2]", "s64[30,50,2]", "transpose(x), dimensions={1,0,2}"),
+    "a few of each row": ("f32[5,90,3]", "f32[5,88,3]", "slice(x), slice={[0:5],[1:89],[0:3]}"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_a_few_elements(name: str) -> None:
+    """They are moved in vectors as wide as they are, however short loops around them are."""
+    given, made, expression = RUNS[name]
+    m = hlo(f"""HloModule runs
+ENTRY main {{
+  x = {given} parameter(0)
+  ROOT y = {made} {expression}
+}}
+""")
+    assert not re.search(r"masked\.(gather|scatter)", llvm(m))
+    (x,) = m.entry.params
+    numbers = np.arange(x.size).reshape(x.dims) % 200
+    check(m, [numbers.astype(numpy_dtype(x.dtype))], rtol=0, optimize=True)
+
+
 @pytest.mark.parametrize("name", TURNS)
 def test_elements_that_lie_in_turns(name: str) -> None:
     """They are loaded and stored in whole vectors."""

@@ -126,6 +126,8 @@ class Loops:
     # some array's elements lie in turns along the innermost loop: (at all, and the same for every
     # turn of the loop around it)
     turns: tuple[bool, bool] = (False, False)
+    # whether rows that follow each other are apart in some array
+    apart: bool = False
     # where each loop is cut: no condition changes between two neighbours
     cuts: tuple[Dims, ...] = ()
 
@@ -194,6 +196,7 @@ def plan_loops(
         frozenset(planner.moved),
         across,
         _turns(groups, planner.accesses),
+        _apart(groups, planner.accesses),
         tuple(
             (0, *(product(inner) * n for n in sorted(cuts.get(g[0], ()))), size)
             for g, (_, *inner), size in zip(groups, factors, extents, strict=True)
@@ -305,6 +308,16 @@ def _turns(groups: list[list[Var]], accesses: Iterable[Index]) -> tuple[bool, bo
     found = [s for s in found if s.get(groups[-1][-1], 0) not in (0, 1)]
     around = groups[-2] if len(groups) > 1 else []
     return bool(found), bool(around) and any(not any(v in s for v in around) for s in found)
+
+
+def _apart(groups: list[list[Var]], accesses: Iterable[Index]) -> bool:
+    """See Loops.apart."""
+    if len(groups) < 2:
+        return False
+    *_, around, inner = groups
+    steps = [dict(i.terms) for i in accesses]
+    rows = [s.get(around[-1], 0) for s in steps if inner[-1] in s]
+    return any(n not in (0, product(v.extent for v in inner)) for n in rows)
 
 
 def stored_bits(dtypes: Iterable[str]) -> int:

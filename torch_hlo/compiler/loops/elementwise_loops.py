@@ -45,6 +45,8 @@ from ..thresholds import (
     CHAIN_COST,
     INSTRUCTION_NS,
     LOOP_BLOCK,
+    RUN_COST,
+    RUNS,
     SHORT,
     SHORT_COST,
     SHORT_MOVED,
@@ -149,6 +151,7 @@ class LoopNest:
             self.loops = plan_loops(self._walk, self.dims, leaves)
         self.extents: Dims = self.loops.extents
         self.cuts = self.loops.cuts
+        self.runs = False  # whether a row is one vector: a few elements, adjacent in every array
         self.short: Dims = ()  # innermost loops that are written out around every vector
 
     def _walk(self, planner: Planner, index: tuple[Index, ...]) -> None:
@@ -172,12 +175,17 @@ class LoopNest:
         dtypes = self.loops.dtypes | {s.value.dtype for s in self.stores}
         self.lanes = lanes = self.target.lanes(widest_bits(dtypes))
         self._without_short(lanes)
+        lanes = self.lanes
         loops = self.loops
         # Each operation waits for the one before it, and a core holds less than a whole expression:
         # two vectors in turns, where a loop has them.
         size = self.stores[0].value.size
         heavy = loops.cost > CHAIN_COST
-        if heavy and not self.target.masks_stores and size not in range(STATIC_ELEMENTS):
+        if (
+            heavy
+            and not (self.runs or self.target.masks_stores)
+            and size not in range(STATIC_ELEMENTS)
+        ):
             lanes *= 2
         self.kernel = kernel = Kernel(self.target, lanes, self.leaves, 1 + max(self.outputs))
         if self._streams():
@@ -189,19 +197,22 @@ class LoopNest:
         # what lies in turns is loaded and stored in whole vectors only
         turns = loops.turns[0] or bool(self.short) or any(s.points for s in self.stores)
         unroll = 1 if heavy or turns else 4 if loops.cost <= 2 else 2
-        rows = self.extents[-2] if loops.turns[1] and self.extents is loops.extents else 1
-        many = isinstance(rows, int) and rows >= 64
-        fit = [n for n in (2, 4) if many and rows % n == 0 and n * loops.cost <= SHORT_COST]
-        together = max(fit, default=1) if all(len(at) == 2 for at in self.cuts[:-1]) else 1
         items, grain, elements = _nest(
-            kernel, self.extents, self.cuts, self.body, unroll, heavy and not turns, together
+            kernel,
+            self.extents,
+            self.cuts,
+            self.body,
+            unroll,
+            heavy and not turns,
+            self._together(),
         )
         return items, grain, elements * fixed(product(self.short))
 
     def _without_short(self, lanes: int) -> None:
         """Innermost loops that are too short for vectors: a dimension that was split is turned as a
-        whole, in tiles. Others are written out, and vectors run along the loop around them; where
-        that is short, too, over all elements, with gathers."""
+        whole, in tiles. Others are written out, and vectors run along the loop around them. Where
+        that is short, too, or rows are apart, vectors are as long as rows of adjacent elements,
+        and others run over all elements, with gathers."""
         loops = self.loops
         extents = list(loops.extents)
         if loops.across is not None and isinstance(extents[-1], int) and extents[-1] < lanes:
@@ -218,16 +229,44 @@ class LoopNest:
                 break
             count *= last
             extents.pop()
-        if count == 1:
-            return
-        around = extents[-1]
-        if not (isinstance(around, int) and around < lanes or count * loops.cost > SHORT_COST):
+        around = extents[-1] if extents else 1
+        few = isinstance(around, int) and around < lanes or count * loops.cost > SHORT_COST
+        last = loops.extents[-1] if len(loops.extents) > 1 else 1
+        run = last if isinstance(last, int) and not loops.turns[0] else 1
+        is_run = 1 < run <= lanes
+        if count > 1 and not few and not (is_run and loops.apart and loops.cost <= RUN_COST):
             self.extents = tuple(extents)
             self.cuts = self.cuts[: len(extents)]
             self.short = loops.extents[len(extents) :]
-        elif fixed(loops.extents[-1]) * 4 <= lanes:
+        elif is_run:
+            self.runs = True
+            self.lanes = 1 << (run - 1).bit_length()
+        elif count > 1 and fixed(loops.extents[-1]) * 4 <= lanes:
             self.extents = (product(loops.extents),)
             self.cuts = ((0, *self.extents),)
+
+    def _together(self) -> int:
+        """How many rows an item writes: those that share what they load, and rows of one vector,
+        each of which costs less than to find out where it is."""
+        loops = self.loops
+        is_cut = any(len(at) > 2 for at in self.cuts[:-1])
+        if is_cut or self.extents is not loops.extents or not (self.runs or loops.turns[1]):
+            return 1
+        outer = self.extents[:-1]
+        most = RUNS
+        if not self.runs:
+            outer = outer[-1:] if isinstance(outer[-1], int) and outer[-1] >= 64 else ()
+            most = 4
+        most = min(most, SHORT_COST // max(1, loops.cost))
+        together = 1
+        for n in reversed(outer):
+            if not isinstance(n, int):
+                break
+            fit = max((d for d in range(1, most // together + 1) if n % d == 0), default=1)
+            together *= fit
+            if fit < n:
+                break
+        return together
 
     def _streams(self) -> bool:
         """Whether the results are large, and written past the caches."""
