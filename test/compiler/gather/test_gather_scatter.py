@@ -4,8 +4,12 @@ types."""
 import numpy as np
 import pytest
 
+from test.compiler import compiled
 from test.compiler.steps import check
-from torch_hlo.hlo.ir import build
+from test.support import hlo
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.llvm import target
+from torch_hlo.hlo.ir import Module, build
 
 ROWS = dict(
     update_window_dims=(1,),
@@ -13,6 +17,71 @@ ROWS = dict(
     scatter_dims_to_operand_dims=(0,),
     index_vector_dim=1,
 )
+
+
+def llvm(m: Module) -> str:
+    found: list[str] = []
+    wide = target.platform_target("x86_64-linux-gnu", "x86-64-v4")
+    compile_module(
+        m, wide, dump=lambda name, value: found.append(value) if name == "llvm" else None
+    )
+    return found[0]
+
+
+def test_rows_of_windows_that_follow_each_other() -> None:
+    """One loop runs over all of them, in whole vectors."""
+    m = hlo("""HloModule rows
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+ENTRY main {
+  x = f32[50,4,8] parameter(0)
+  i = s64[60,1] parameter(1)
+  u = f32[60,4,8] parameter(2)
+  ROOT y = f32[50,4,8] scatter(x, i, u), update_window_dims={1,2}, inserted_window_dims={0},
+    scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add
+}
+""")
+    assert "masked" not in llvm(m)
+    rng = np.random.default_rng(0)
+    x, i, u = (p.dims for p in m.entry.params)
+    given = [rng.random(x, np.float32), rng.integers(-1, 51, i), rng.random(u, np.float32)]
+    compiled.check(m, given, optimize=True)
+
+
+WINDOWS = {
+    "frames": ("f32[900]", 100, 3),
+    "the last ones are clamped": ("f32[390]", 100, 3),
+    "the first ones are clamped": ("f32[900]", -7, 3),
+    "backwards": ("f32[900]", 300, -3),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_indices_that_are_positions(name: str) -> None:
+    """Elements of windows lie at addresses, unless some are clamped."""
+    given, first, step = WINDOWS[name]
+    m = hlo(f"""HloModule windows
+ENTRY main {{
+  x = {given} parameter(0)
+  w = s64[100,32] iota(), iota_dimension=0
+  step = s64[] constant({step})
+  steps = s64[100,32] broadcast(step), dimensions={{}}
+  k = s64[100,32] iota(), iota_dimension=1
+  first = s64[] constant({first})
+  from = s64[100,32] broadcast(first), dimensions={{}}
+  a = s64[100,32] multiply(w, steps)
+  b = s64[100,32] add(a, k)
+  i = s64[100,32] add(from, b)
+  ROOT y = f32[100,32] gather(x, i), offset_dims={{}}, collapsed_slice_dims={{0}},
+    start_index_map={{0}}, index_vector_dim=2, slice_sizes={{1}}
+}}
+""")
+    assert ("masked.gather" in llvm(m)) == ("clamped" in name)
+    (x,) = m.entry.params
+    compiled.check(m, [np.arange(x.size, dtype=np.float32)], optimize=True)
 
 
 @pytest.mark.parametrize("combiner", ["add", "second", "maximum"])

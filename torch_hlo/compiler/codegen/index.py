@@ -127,8 +127,41 @@ def variable(kind: str, payload: Payload, extent: Size, depth: int) -> Var:
 
 
 def loaded(x: Instruction, index: tuple[Index, ...], extent: Size) -> Index:
-    """The element of integer instruction `x` at `index` as an index, clamped into [0, extent)."""
+    """The element of integer instruction `x` at `index` as an index, clamped into [0, extent).
+    What is computed from positions, as where windows begin, is no value that is loaded."""
+    place = _position(x, index)
+    if place is not None:
+        low, high = place.bounds()
+        if below(-1, low) and below(high, extent):
+            return place
     return of(variable("value", (x, index), extent, max((i.depth for i in index), default=0)))
+
+
+def _position(x: Instruction, index: tuple[Index, ...]) -> Index | None:
+    """The element of `x` at `index` where that is a linear function of `index`. Narrow numbers
+    might wrap around on the way to it."""
+    if x.dtype not in ("s64", "u64"):
+        return None
+    match x.op:
+        case "constant":
+            return constant(int(x["literal"].numpy().item())) if x.size == 1 else None
+        case "iota":
+            return index[x["iota_dimension"]]
+        case "broadcast":
+            dims = zip(x["dimensions"], x.operand.dims, strict=True)
+            return _position(x.operand, tuple(ZERO if n == 1 else index[d] for d, n in dims))
+        case "reshape":
+            return _position(x.operand, regroup(index, x.dims, x.operand.dims))
+        case "add" | "subtract" | "multiply":
+            a, b = (_position(o, index if o.rank else ()) for o in x.operands)
+            if a is None or b is None:
+                return None
+            if x.op != "multiply":
+                return a + b if x.op == "add" else a - b
+            if b.terms:
+                a, b = b, a
+            return None if b.terms else a * b.const
+    return None
 
 
 def combine(parts: Iterable[tuple[Index, Size]]) -> Index:

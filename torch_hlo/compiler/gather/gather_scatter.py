@@ -243,6 +243,16 @@ class Scatter:
         self.update_dims = update_dims
         self.strides = row_major_strides(dims)
         self.update_strides = row_major_strides(update_dims)
+        # loops over a window: (turns, elements from one to the next in the result, in the updates)
+        self.window: list[tuple[Size, Size, Size]] = []
+        for d, position, n in zip(
+            self.window_dims, self.window_positions, self.window_sizes, strict=True
+        ):
+            steps = self.strides[d], self.update_strides[position]
+            whole = tuple(n * step for step in steps)
+            if self.leaves is None and self.window and self.window[-1][1:] == whole:
+                n *= self.window.pop()[0]
+            self.window.append((n, *steps))
         indices_batching = [
             d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())
         ]
@@ -256,9 +266,7 @@ class Scatter:
         real = all(o.kind != "c" for o in operands)
         self.lanes = (
             lanes
-            if contiguous
-            and real
-            and (isinstance(self.window_sizes[-1], Dim) or self.window_sizes[-1] >= 8)
+            if contiguous and real and (isinstance(n := self.window[-1][0], Dim) or n >= 8)
             else 1
         )
 
@@ -294,20 +302,13 @@ class Scatter:
                 key=lambda i: _rough(self.update_dims[self.scatter_positions[i]]),
             )
             return ("scatter", i), self.update_dims[self.scatter_positions[i]], 1
-        if self.lanes > 1 and _rough(self.window_sizes[-1]) >= 4 * self.lanes:
-            return (
-                ("window", len(self.window_sizes) - 1),
-                self.window_sizes[-1],
-                2 * self.lanes,
-            )
-        wide = [
-            i
-            for i, n in enumerate(self.window_sizes[: -1 if self.lanes > 1 else None])
-            if _rough(n) > 1
-        ]
+        turns = [n for n, _, _ in self.window]
+        if self.lanes > 1 and _rough(turns[-1]) >= 4 * self.lanes:
+            return ("window", len(turns) - 1), turns[-1], 2 * self.lanes
+        wide = [i for i, n in enumerate(turns[: -1 if self.lanes > 1 else None]) if _rough(n) > 1]
         if wide:
-            i = max(wide, key=lambda i: _rough(self.window_sizes[i]))
-            return ("window", i), self.window_sizes[i], 1
+            i = max(wide, key=lambda i: _rough(turns[i]))
+            return ("window", i), turns[i], 1
         return ("none", 0), 1, 1
 
     def starts(self, batch: list[Int]) -> tuple[Int, str | None]:
@@ -356,16 +357,14 @@ class Scatter:
             )
         ranges: list[tuple[Int, Int]] = [
             ("%lo", "%hi") if split == ("window", i) else (0, self.size(n))
-            for i, n in enumerate(self.window_sizes)
+            for i, (n, _, _) in enumerate(self.window)
         ]
         with ExitStack() as stack:
             outer = ranges if self.lanes == 1 else ranges[:-1]
             window = loop_nest(f, stack, outer)
-            strides = [self.size(self.strides[d]) for d in self.window_dims[: len(outer)]]
-            to = f.add(start, dot_product(f, window, strides))
-            update_dims = self.window_positions[: len(outer)]
-            steps = [self.size(self.update_strides[d]) for d in update_dims]
-            by = f.add(read, dot_product(f, window, steps))
+            steps = [tuple(map(self.size, each[1:])) for each in self.window[: len(outer)]]
+            to = f.add(start, dot_product(f, window, [step for step, _ in steps]))
+            by = f.add(read, dot_product(f, window, [step for _, step in steps]))
 
             def combine(
                 at: Int,
