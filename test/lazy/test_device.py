@@ -366,6 +366,11 @@ def test_more_random_ops():
     assert r.min() >= 3 and r.max() <= 6 and r.dtype == torch.long
     m = torch.multinomial(torch.tensor([0.0, 1.0, 0.0]).to("hlo"), 4, replacement=True)
     assert m.tolist() == [1, 1, 1, 1]
+    weights = torch.tensor([[0.0, 1.0, 0.0, 3.0], [2.0, 2.0, 0.0, 0.0]])
+    m = torch.multinomial(weights.to("hlo"), 100000, replacement=True).cpu()
+    shares = nn.functional.one_hot(m, 4).float().mean(1)
+    torch.testing.assert_close(shares, weights / 4, rtol=0, atol=0.01)
+    assert (shares[weights == 0] == 0).all()
     assert (
         torch.normal(torch.zeros(3).to("hlo"), 1.0).shape == (3,)
         and torch.normal(0.0, 1.0, (3,), device="hlo").is_hlo

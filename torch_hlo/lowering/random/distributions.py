@@ -34,12 +34,11 @@ from ..core import (
     promote,
     scalar,
     slice_dim,
-    stack,
     tan,
     where,
 )
-from ..reduction.reduce import arg_extreme
-from ..shape.sort import sorted_along
+from ..shape.cumulative import prefix
+from ..shape.sort import bisected, sorted_along
 from .threefry import DIGITS, Key, normal, open_uniform, random_words, uniform
 
 
@@ -332,18 +331,17 @@ def multinomial(
     key: Key,
 ) -> Instruction:
     """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several
-    without replacement are a top-k."""
+    without replacement are a top-k. With replacement they are found among running sums."""
     w = compute(weights)
     dim = w.rank - 1
-
-    def noisy(stream: int) -> Expr:
-        u = open_uniform(w.dims, w.dtype, key, stream)
-        return log(w) - log(-log(_inside(u)))
-
     if replacement and num_samples > 1:
-        draws = [arg_extreme(noisy(2 * i), dim, True)[1].x for i in range(num_samples)]
-        return finish(stack(draws, -1))
-    _, order = sorted_along(noisy(0).x, dim, True)
+        # sums of f32 are so exact in f64 that none grows by a weight of 0
+        sums = prefix(w.cast("f64"), dim, "add").x
+        total = slice_dim(sums, dim, w.dims[dim] - 1, w.dims[dim])
+        u = open_uniform(expected().dims, "f64", key)
+        return finish(bisected(sums, u * u.like(total), False))
+    u = open_uniform(w.dims, w.dtype, key)
+    _, order = sorted_along((log(w) - log(-log(_inside(u)))).x, dim, True)
     return finish(slice_dim(order, dim, 0, num_samples))
 
 

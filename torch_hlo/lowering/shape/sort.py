@@ -215,34 +215,38 @@ def bucketize(
 
 
 def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
-    """How many elements of its row are below (right: not above) each value, by bisection."""
     shape = expected()
     dtype = promote.result_type(rows, values)
     v = Expr(promote.operand(values, dtype, shape.dims))
-    rows = promote.cast(rows, dtype)
+    return finish(bisected(promote.cast(rows, dtype), v, right))
+
+
+def bisected(rows: Instruction, v: Expr, right: bool) -> Expr:
+    """How many elements of its sorted row are below (right: not above) each value of the same
+    type, as s64."""
     size = rows.dims[-1]
     if not isinstance(size, int):
         raise LoweringError(f"searchsorted needs a row of known size, got {rows.shape}")
     if size == 0:
-        return promote.full(0, shape.dtype, shape.dims)
-    base = Expr(promote.full(0, "s64", shape.dims))
+        return Expr(promote.full(0, "s64", v.dims))
+    base = Expr(promote.full(0, "s64", v.dims))
     if rows.rank > 1:  # one row per leading index
         row = base
         for d, step in enumerate(row_major_strides(rows.dims)[:-1]):
-            row += iota(shape.dims, d) * step
+            row += iota(v.dims, d) * step
         base = row
     flat = reshape(rows, (rows.size,))
-    low = Expr(promote.full(0, "s64", shape.dims))
+    low = Expr(promote.full(0, "s64", v.dims))
     step = 1 << (size.bit_length() - 1)
     while step:  # low elements are known to be below; try `step` more
         reach = low + step
         probe = Expr(gather_dim(flat, (base + minimum(reach, size) - 1).x, 0))
         below = (probe <= v) if right else (probe < v)
-        if promote.is_floating(dtype):  # nan sorts after everything
+        if promote.is_floating(v.dtype):  # nan sorts after everything
             below |= is_nan(v) if right else is_nan(v) & ~is_nan(probe)
         low = where(below & (reach <= size), reach, low)
         step >>= 1
-    return finish(low)
+    return low
 
 
 # Histograms with a given number of bins
