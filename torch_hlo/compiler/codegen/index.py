@@ -146,7 +146,8 @@ def _position(x: Instruction, index: tuple[Index, ...]) -> Index | None:
         case "constant":
             return constant(int(x["literal"].numpy().item())) if x.size == 1 else None
         case "iota":
-            return index[x["iota_dimension"]]
+            along: int = x["iota_dimension"]
+            return index[along]
         case "broadcast":
             dims = zip(x["dimensions"], x.operand.dims, strict=True)
             return _position(x.operand, tuple(ZERO if n == 1 else index[d] for d, n in dims))

@@ -243,16 +243,7 @@ class Scatter:
         self.update_dims = update_dims
         self.strides = row_major_strides(dims)
         self.update_strides = row_major_strides(update_dims)
-        # loops over a window: (turns, elements from one to the next in the result, in the updates)
-        self.window: list[tuple[Size, Size, Size]] = []
-        for d, position, n in zip(
-            self.window_dims, self.window_positions, self.window_sizes, strict=True
-        ):
-            steps = self.strides[d], self.update_strides[position]
-            whole = tuple(n * step for step in steps)
-            if self.leaves is None and self.window and self.window[-1][1:] == whole:
-                n *= self.window.pop()[0]
-            self.window.append((n, *steps))
+        self.window = self._window_loops()
         indices_batching = [
             d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())
         ]
@@ -269,6 +260,18 @@ class Scatter:
             if contiguous and real and (isinstance(n := self.window[-1][0], Dim) or n >= 8)
             else 1
         )
+
+    def _window_loops(self) -> list[tuple[Size, Size, Size]]:
+        """Loops over a window: (turns, elements from one to the next in the result, in the
+        updates). Rows that follow each other in both are one, where updates are in memory."""
+        loops: list[tuple[Size, Size, Size]] = []
+        dims = zip(self.window_sizes, self.window_dims, self.window_positions, strict=True)
+        for n, d, position in dims:
+            step, read = self.strides[d], self.update_strides[position]
+            if self.leaves is None and loops and loops[-1][1:] == (n * step, n * read):
+                n *= loops.pop()[0]
+            loops.append((n, step, read))
+        return loops
 
     def write(self) -> tuple[Size, int, float]:
         """Write the body; returns (items, grain, nanoseconds per item)."""
