@@ -126,8 +126,8 @@ class Loops:
     # some array's elements lie in turns along the innermost loop: (at all, and the same for every
     # turn of the loop around it)
     turns: tuple[bool, bool] = (False, False)
-    # whether rows that follow each other are apart in some array
-    apart: bool = False
+    # by loop: whether in some array rows are apart, and what lies inside of the loop is, too
+    apart: tuple[bool, ...] = ()
     # where each loop is cut: no condition changes between two neighbours
     cuts: tuple[Dims, ...] = ()
 
@@ -310,14 +310,15 @@ def _turns(groups: list[list[Var]], accesses: Iterable[Index]) -> tuple[bool, bo
     return bool(found), bool(around) and any(not any(v in s for v in around) for s in found)
 
 
-def _apart(groups: list[list[Var]], accesses: Iterable[Index]) -> bool:
+def _apart(groups: list[list[Var]], accesses: Iterable[Index]) -> tuple[bool, ...]:
     """See Loops.apart."""
-    if len(groups) < 2:
-        return False
-    *_, around, inner = groups
+    sizes = [product(v.extent for v in group) for group in groups]
     steps = [dict(i.terms) for i in accesses]
-    rows = [s.get(around[-1], 0) for s in steps if inner[-1] in s]
-    return any(n not in (0, product(v.extent for v in inner)) for n in rows)
+    rows = [s for s in steps if groups and groups[-1][-1] in s]
+    return tuple(
+        any(s.get(group[-1], 0) not in (0, sizes[-1], product(sizes[n + 1 :])) for s in rows)
+        for n, group in enumerate(groups)
+    )
 
 
 def stored_bits(dtypes: Iterable[str]) -> int:

@@ -234,7 +234,8 @@ class LoopNest:
         last = loops.extents[-1] if len(loops.extents) > 1 else 1
         run = last if isinstance(last, int) and not loops.turns[0] else 1
         is_run = 1 < run <= lanes
-        if count > 1 and not few and not (is_run and loops.apart and loops.cost <= RUN_COST):
+        moves = is_run and loops.cost <= RUN_COST and loops.apart[len(extents) - 1]
+        if count > 1 and not few and not moves:
             self.extents = tuple(extents)
             self.cuts = self.cuts[: len(extents)]
             self.short = loops.extents[len(extents) :]
