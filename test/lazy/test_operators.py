@@ -173,3 +173,26 @@ def test_a_reshape_that_loses_elements_is_not_built():
     x = instr("parameter", (), Shape("f32", (2, 3)), index=0)
     with pytest.raises(ShapeError, match="counts differ"):
         reshape(x, (2, 2))
+
+
+def test_ends_of_a_range_elsewhere(recorded):
+    start, end = (torch.tensor(x).to("hlo") for x in (1.0, -3.0))
+    assert torch.linspace(start, end, 3, device="cpu").tolist() == [1, -1, -3]
+    assert torch.zeros_like(start, device="cpu").item() == 0
+
+
+def test_an_integer_that_varies_does_not_choose_the_program():
+    """What a lowering asks of a number that the program takes is an error: it was not equal."""
+    from torch_hlo.hlo.ir import Shape, instr
+    from torch_hlo.lowering.core import Weak
+
+    with pytest.raises(TypeError, match="is_number"):
+        assert Weak(instr("parameter", (), Shape("s64"), index=0)) == 1
+    x, target = torch.linspace(-1, 1, 12).view(3, 4), torch.tensor([1, 3, 0])
+    for p in (1, 2, 1, 2):
+        grads = []
+        for device in ("cpu", "hlo"):
+            leaf = x.detach().to(device).requires_grad_()
+            F.multi_margin_loss(leaf, target.to(device), p=p).backward()
+            grads.append(leaf.grad.cpu())
+        torch.testing.assert_close(grads[1], grads[0])

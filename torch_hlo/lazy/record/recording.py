@@ -9,7 +9,7 @@ from torch_hlo.device import multi_device as collective_devices
 from torch_hlo.lowering.core import GUARDS, NO_KWARGS, TAPE, Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import lifts
 from torch_hlo.pytorch import participants
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 from torch_hlo.pytorch.registration import PLACE
 
 from . import checks, decompose, filled, generator, session
@@ -17,7 +17,7 @@ from .handlers import Handler, has_lowering
 from .inference import infer, remembered
 from .meta import Meta, Result, aten
 from .storage import Number, holding, read
-from .tensor import HloTensor, blank, fresh
+from .tensor import HloTensor, blank, fresh, to_cpu
 
 _session = session.current()
 
@@ -312,10 +312,14 @@ def on_device(device) -> bool:
 
 
 def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
-    """`zeros_like(x, device="cpu")` and friends: only the metadata of x counts."""
+    """`zeros_like(x, device="cpu")` and friends: only the metadata of x counts; of the ends of
+    `linspace` and `logspace` it is the values."""
+    ends = "space" in base_name(op)
 
     def stand_in(a):
         if isinstance(a, HloTensor):
+            if ends:
+                return to_cpu([a])[0]
             return aten.empty_strided.default(
                 a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu"
             )

@@ -44,7 +44,8 @@ HLO_TO_TORCH = {v: k for k, v in TORCH_TO_HLO.items()}
 STATIC_PACKETS = frozenset(
     "pow float_power norm linalg_vector_norm linalg_norm linalg_matrix_norm renorm dist cdist"
     " arange range linspace logspace histc histogram _foreach_pow _foreach_norm native_norm"
-    " polygamma mvlgamma embedding_renorm constant_pad_nd _pdist_forward pdist full_like".split()
+    " polygamma mvlgamma multi_margin_loss multi_margin_loss_backward embedding_renorm"
+    " constant_pad_nd _pdist_forward pdist full_like".split()
 )
 
 
@@ -80,6 +81,11 @@ class Weak:
     promotion as a Python scalar does, that is, only its category (int, float) counts."""
 
     value: Instruction
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("this number is known when the program runs: ask is_number first")
+
+    __hash__ = object.__hash__
 
 
 def lowers(*targets: OpOverloadPacket | OpOverload) -> Callable[[F], F]:
