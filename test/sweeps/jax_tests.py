@@ -28,7 +28,7 @@ FILES = (
     " fft_test dtypes_test scipy_stats_test scipy_signal_test image_test jet_test ode_test"
     " sparse_bcoo_bcsr_test pjit_test shard_map_test"
 ).split()
-_NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e[+-]?\d+)?|\[[^\]]*\]|'[^']*'")
+NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e[+-]?\d+)?|\[[^\]]*\]|'[^']*'")
 
 
 def environment(platform: str, cases: int, devices: int) -> dict[str, str]:
@@ -91,10 +91,10 @@ class Tests:
                 print(f"exit code {done.returncode}:", done.stdout[-3000:], done.stderr[-3000:])
                 return {}
             cases = xml.parse(report).getroot().iter("testcase")
-            return {f"{c.get('classname')}.{c.get('name')}": _message(c) for c in cases}
+            return {f"{c.get('classname')}.{c.get('name')}": message(c) for c in cases}
 
 
-def _message(case: xml.Element) -> str:
+def message(case: xml.Element) -> str:
     for part in case:
         if part.tag == "skipped":
             return "skipped"
@@ -131,7 +131,7 @@ def main() -> int:
         print(f"{file}: {good - skipped} of {len(both) - skipped} = {share:.1%}", flush=True)
         for name, message in both.items():
             if message not in ("", "skipped"):
-                reasons[_NUMBERS.sub("#", message)[:160]] += 1
+                reasons[NUMBERS.sub("#", message)[:160]] += 1
                 if options.verbose:
                     print(f"  {name}: {message[:300]}")
     for reason, count in reasons.most_common(30):
