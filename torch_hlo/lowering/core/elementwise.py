@@ -1,8 +1,8 @@
 """The decorator of lowerings that work element by element: operands promoted, broadcast, computed
 in opmath, rounded once.
 
-    @pointwise(aten.atan2, arity=2)
-    def atan2_(x, y): return atan2(x, y)          # x, y: Expr of the compute type and of the
+    @pointwise(aten.xlogy, arity=2)
+    def xlogy(x, y): return …                     # x, y: Expr of the compute type and of the
                                                   # result's dims
 """
 

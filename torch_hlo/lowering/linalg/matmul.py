@@ -103,14 +103,10 @@ def grouped_mm(
     return finish(ragged(a, b, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,)))
 
 
-@lowers(aten.mv)
+@lowers(aten.mv, aten.dot)
 def mv(a: Instruction, v: Instruction) -> Instruction:
-    return finish(dot(a, v, (1,), (0,)))
-
-
-@lowers(aten.dot)
-def dot_(a: Instruction, b: Instruction) -> Instruction:
-    return finish(dot(a, b, (0,), (0,)))
+    """Of a matrix, or of a vector."""
+    return finish(dot(a, v, (a.rank - 1,), (0,)))
 
 
 def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> Instruction:

@@ -171,7 +171,8 @@ def convolution(
     return finish(out)
 
 
-def _backward(
+@lowers(aten.convolution_backward)
+def convolution_backward(
     grad: Instruction,
     x: Instruction,
     weight: Instruction,
@@ -199,11 +200,6 @@ def _backward(
     return finish_all(dx, dw, db)
 
 
-@lowers(aten.convolution_backward)
-def convolution_backward(*args: Any) -> Instructions:
-    return _backward(*args)
-
-
 @lowers(aten.convolution_backward_overrideable)
 def convolution_backward_overrideable(
     grad: Instruction,
@@ -211,7 +207,7 @@ def convolution_backward_overrideable(
     weight: Instruction,
     *rest: Any,
 ) -> Results:
-    return _backward(grad, x, weight, None, *rest)
+    return convolution_backward(grad, x, weight, None, *rest)
 
 
 @guard(aten.convolution.default, aten.convolution_backward)

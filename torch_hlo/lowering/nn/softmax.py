@@ -1,6 +1,8 @@
 """softmax and log_softmax, forward and backward."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,14 +44,14 @@ def _operand(x: Instruction) -> Expr:
     return compute(promote.cast(x, expected().dtype))
 
 
-@lowers(aten._softmax, aten.softmax.int)
-def softmax_(x: Instruction, dim: int, *args: Any, **kwargs: Any) -> Instruction:
-    return finish(softmax(_operand(x), dim))
+def _normalised(
+    kernel: Callable[[Expr, int], Expr], x: Instruction, dim: int, *args: Any, **kwargs: Any
+) -> Instruction:
+    return finish(kernel(_operand(x), dim))
 
 
-@lowers(aten._log_softmax, aten.log_softmax.int)
-def log_softmax_(x: Instruction, dim: int, *args: Any, **kwargs: Any) -> Instruction:
-    return finish(log_softmax(_operand(x), dim))
+lowers(aten._softmax, aten.softmax.int)(partial(_normalised, softmax))
+lowers(aten._log_softmax, aten.log_softmax.int)(partial(_normalised, log_softmax))
 
 
 @lowers(aten._safe_softmax)
@@ -60,26 +62,16 @@ def safe_softmax(x: Instruction, dim: int, dtype: torch.dtype | None = None) -> 
     return finish(where(masked, 0, softmax(value, dim)))
 
 
-@lowers(aten._softmax_backward_data)
-def softmax_backward(
-    grad: Instruction,
-    output: Instruction,
-    dim: int,
-    input_dtype: torch.dtype,
+def _gradient(
+    of_log: bool, grad: Instruction, output: Instruction, dim: int, input_dtype: torch.dtype
 ) -> Instruction:
     g = compute(grad)
     y = compute(output)
-    product = g * y
-    return finish(product - y * keep(fold(product, (dim,)), y.dims, (dim,)))
+    if not of_log:
+        g = g * y
+    weights = exp(y) if of_log else y
+    return finish(g - weights * keep(fold(g, (dim,)), y.dims, (dim,)))
 
 
-@lowers(aten._log_softmax_backward_data)
-def log_softmax_backward(
-    grad: Instruction,
-    output: Instruction,
-    dim: int,
-    input_dtype: torch.dtype,
-) -> Instruction:
-    g = compute(grad)
-    y = compute(output)
-    return finish(g - exp(y) * keep(fold(g, (dim,)), y.dims, (dim,)))
+lowers(aten._softmax_backward_data)(partial(_gradient, False))
+lowers(aten._log_softmax_backward_data)(partial(_gradient, True))

@@ -4,7 +4,8 @@ lerp."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -109,9 +110,7 @@ def floor_divide(x: Expr, y: Expr) -> Expr:
     return where(y.eq(0), x / y, where(quotient.eq(0), signed_zero, rounded))
 
 
-@pointwise(aten.fmod, arity=2, round_scalars=True)
-def fmod(x: Expr, y: Expr) -> Expr:
-    return binary("remainder", x, y)
+pointwise(aten.fmod, arity=2, round_scalars=True)(partial(binary, "remainder"))
 
 
 @pointwise(aten.remainder, arity=2, round_scalars=True)
@@ -132,23 +131,15 @@ def minimum_(x: Expr, y: Expr) -> Expr:
     return x & y if is_bool(x) else minimum(x, y)
 
 
-@pointwise(aten.fmax, arity=2)
-def fmax(x: Expr, y: Expr) -> Expr:
-    if _integral(x):
-        return maximum_(x, y)
-    return where(is_nan(x), y, where(is_nan(y), x, maximum(x, y)))
+def _without_nan(extreme: Callable[[Expr, Expr], Expr], x: Expr, y: Expr) -> Expr:
+    """Of a nan and a number: the number."""
+    value = extreme(x, y)
+    return value if _integral(x) else where(is_nan(x), y, where(is_nan(y), x, value))
 
 
-@pointwise(aten.fmin, arity=2)
-def fmin(x: Expr, y: Expr) -> Expr:
-    if _integral(x):
-        return minimum_(x, y)
-    return where(is_nan(x), y, where(is_nan(y), x, minimum(x, y)))
-
-
-@pointwise(aten.atan2, aten.arctan2, arity=2)
-def atan2_(y: Expr, x: Expr) -> Expr:
-    return atan2(y, x)
+pointwise(aten.fmax, arity=2)(partial(_without_nan, maximum_))
+pointwise(aten.fmin, arity=2)(partial(_without_nan, minimum_))
+pointwise(aten.atan2, aten.arctan2, arity=2)(atan2)
 
 
 @pointwise(aten.hypot, arity=2)
@@ -307,9 +298,7 @@ for _packets, _direction in (
     pointwise(*_packets, arity=2, operands=True, round_scalars=True)(partial(compare, _direction))
 
 
-@pointwise(aten.isnan, operands=True)
-def isnan(x: Expr) -> Expr:
-    return is_nan(x)
+pointwise(aten.isnan, operands=True)(is_nan)
 
 
 @pointwise(aten.isinf, operands=True)
@@ -344,14 +333,12 @@ def isfinite(x: Expr) -> Expr:
     return x.eq(x) if _integral(x) else ~isinf(x) & ~is_nan(x)
 
 
-@pointwise(aten.isposinf, operands=True)
-def isposinf(x: Expr) -> Expr:
-    return x.ne(x) if _integral(x) else x.eq(math.inf)
+def _is_end(end: float, x: Expr) -> Expr:
+    return x.ne(x) if _integral(x) else x.eq(end)
 
 
-@pointwise(aten.isneginf, operands=True)
-def isneginf(x: Expr) -> Expr:
-    return x.ne(x) if _integral(x) else x.eq(-math.inf)
+pointwise(aten.isposinf, operands=True)(partial(_is_end, math.inf))
+pointwise(aten.isneginf, operands=True)(partial(_is_end, -math.inf))
 
 
 @pointwise(aten.logical_not, operands=True)
@@ -375,18 +362,12 @@ for _packets, _op in (
     ((aten.bitwise_and, aten.__and__.Scalar, aten.__and__.Tensor), "and"),
     ((aten.bitwise_or, aten.__or__.Scalar, aten.__or__.Tensor), "or"),
     ((aten.bitwise_xor, aten.__xor__.Scalar, aten.__xor__.Tensor), "xor"),
+    ((aten.bitwise_left_shift, aten.__lshift__.Tensor, aten.__lshift__.Scalar), "shift-left"),
 ):
     pointwise(*_packets, arity=2)(partial(binary, _op))
 
 
-@pointwise(aten.bitwise_not)
-def bitwise_not(x: Expr) -> Expr:
-    return ~x
-
-
-@pointwise(aten.bitwise_left_shift, aten.__lshift__.Tensor, aten.__lshift__.Scalar, arity=2)
-def left_shift(x: Expr, y: Expr) -> Expr:
-    return binary("shift-left", x, y)
+pointwise(aten.bitwise_not)(operator.invert)
 
 
 @pointwise(aten.bitwise_right_shift, aten.__rshift__.Tensor, aten.__rshift__.Scalar, arity=2)

@@ -2,7 +2,9 @@
 the opcode's."""
 
 import math
-from operator import methodcaller
+import operator
+from collections.abc import Callable
+from functools import partial
 
 from torch_hlo.hlo.ir import Instruction
 
@@ -58,11 +60,11 @@ FLOAT_UNARY = {
     aten.erf: erf,
     aten.special_erf: erf,
     **{
-        getattr(aten, name): methodcaller("op", name)
+        getattr(aten, name): operator.methodcaller("op", name)
         for name in ("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh")
     },
     **{
-        getattr(aten, "arc" + name[1:]): methodcaller("op", name)
+        getattr(aten, "arc" + name[1:]): operator.methodcaller("op", name)
         for name in ("asin", "acos", "asinh", "acosh", "atanh")
     },
 }
@@ -83,19 +85,13 @@ def is_complex(x: Expr) -> bool:
 
 
 # Rounding: integers stay as they are.
-@pointwise(aten.floor)
-def floor_(x: Expr) -> Expr:
-    return floor(x) if _floating(x) else x
+def _rounded(rounding: Callable[[Expr], Expr], x: Expr) -> Expr:
+    return rounding(x) if _floating(x) else x
 
 
-@pointwise(aten.ceil)
-def ceil_(x: Expr) -> Expr:
-    return ceil(x) if _floating(x) else x
-
-
-@pointwise(aten.trunc, aten.fix)
-def trunc_(x: Expr) -> Expr:
-    return trunc(x) if _floating(x) else x
+pointwise(aten.floor)(partial(_rounded, floor))
+pointwise(aten.ceil)(partial(_rounded, ceil))
+pointwise(aten.trunc, aten.fix)(partial(_rounded, trunc))
 
 
 @pointwise(aten.round)
@@ -113,9 +109,7 @@ def frac(x: Expr) -> Expr:
     return x - trunc(x)
 
 
-@pointwise(aten.neg, aten.negative)
-def neg(x: Expr) -> Expr:
-    return -x
+pointwise(aten.neg, aten.negative, aten._neg_view)(operator.neg)
 
 
 @pointwise(aten.positive)
@@ -248,6 +242,3 @@ def angle(x: Instruction) -> Instruction:
 @pointwise(aten._conj_physical, aten.conj_physical, aten._conj, aten.conj, aten.resolve_conj)
 def conjugate(x: Expr) -> Expr:
     return binary("complex", real(x), -imag(x)) if is_complex(x) else x
-
-
-pointwise(aten._neg_view)(neg)

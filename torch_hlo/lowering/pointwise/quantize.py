@@ -56,6 +56,7 @@ def clamp(x: Expr, low: Term, high: Term) -> Expr:
     return minimum(maximum(x, low), high)
 
 
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask)
 def _on_grid(
     x: Instruction,
     scale: Operand,
@@ -73,17 +74,6 @@ def _on_grid(
         result = where(on, result, value)
         inside = inside | ~on
     return finish(result), inside.x
-
-
-@lowers(aten.fake_quantize_per_tensor_affine_cachemask)
-def fake_quantize_per_tensor_affine(
-    x: Instruction,
-    scale: float,
-    zero_point: int,
-    quant_min: int,
-    quant_max: int,
-) -> tuple[Instruction, Instruction]:
-    return _on_grid(x, scale, zero_point, quant_min, quant_max)
 
 
 @lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams)

@@ -112,10 +112,22 @@ def randn(
     key: Key,
     **kwargs: Any,
 ) -> Instruction:
-    return _normal(0.0, 1.0, key)
+    return normal_(key=key)
 
 
-def _normal(mean: Operand, std: Operand, key: Key) -> Instruction:
+@_draws(
+    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
+    aten.normal.float_float,
+)
+def normal_(
+    mean: Operand = 0.0,
+    std: Operand = 1.0,
+    *args: Any,
+    key: Key,
+    **kwargs: Any,
+) -> Instruction:
     shape = expected()
     if shape.kind == "c":  # variance 1 in all
         part = promote.real_type(shape.dtype)
@@ -147,31 +159,9 @@ def uniform_(
     return finish(drawn(shape.dtype, 0))
 
 
-@_draws(
-    aten.normal.Tensor_Tensor,
-    aten.normal.Tensor_float,
-    aten.normal.float_Tensor,
-    aten.normal.float_float,
-)
-def normal_(
-    mean: Operand = 0.0,
-    std: Operand = 1.0,
-    *args: Any,
-    key: Key,
-    **kwargs: Any,
-) -> Instruction:
-    return _normal(mean, std, key)
-
-
 @_draws(aten.normal_functional)
-def normal_functional(
-    x: Instruction,
-    mean: float = 0.0,
-    std: float = 1.0,
-    *,
-    key: Key,
-) -> Instruction:
-    return _normal(mean, std, key)
+def normal_functional(x: Instruction, *moments: float, key: Key) -> Instruction:
+    return normal_(*moments, key=key)
 
 
 # Bernoulli and integers

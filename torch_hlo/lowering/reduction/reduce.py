@@ -71,16 +71,6 @@ def _accumulator(x: Instruction) -> Expr:
     return Expr(x).cast(promote.compute_type(expected().dtype))
 
 
-@lowers(aten.sum)
-def sum_(
-    x: Instruction,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Instruction:
-    return _total(x, dim, "or", "add")
-
-
 @lowers(aten.nansum)
 def nansum(
     x: Instruction,
@@ -115,21 +105,20 @@ def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Inst
     return result(log(fold(exp(value - keep(top, value.dims, dims)), dims)) + top)
 
 
-@lowers(aten.prod)
-def prod(
+def _total(
+    of_truths: str,
+    of_numbers: str,
     x: Instruction,
-    dim: int | None = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    return _total(x, dim, "and", "multiply")
-
-
-def _total(
-    x: Instruction, dim: int | Sequence[int] | None, of_truths: str, of_numbers: str
-) -> Instruction:
     how = of_truths if expected().dtype == "pred" else of_numbers
     return result(fold(_accumulator(x), axes(dim, x.rank), how))
+
+
+lowers(aten.sum)(partial(_total, "or", "add"))
+lowers(aten.prod)(partial(_total, "and", "multiply"))
 
 
 def _truth(

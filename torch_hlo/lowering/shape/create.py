@@ -36,7 +36,14 @@ def _filled(value: Scalar) -> Instruction:
     return promote.full(value, shape.dtype, shape.dims)
 
 
-@lowers(aten.full, aten.full_like, aten.new_full, aten.fill.Scalar, aten.fill.Tensor)
+@lowers(
+    aten.full,
+    aten.full_like,
+    aten.new_full,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    aten.scalar_tensor,
+)
 def full(*args: Any, **kwargs: Any) -> Instruction:
     return _filled(args[-1])
 
@@ -62,11 +69,6 @@ def ones(*args: Any, **kwargs: Any) -> Instruction:
 def zeros(*args: Any, **kwargs: Any) -> Instruction:
     """An uninitialised tensor is a zero one: the value must not depend on what memory held."""
     return _filled(0)
-
-
-@lowers(aten.scalar_tensor)
-def scalar_tensor(value: Scalar, **kwargs: Any) -> Instruction:
-    return _filled(value)
 
 
 @lowers(aten._to_copy, aten._to_cpu)

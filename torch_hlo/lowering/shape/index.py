@@ -4,6 +4,7 @@ on an s64 index array."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,11 +216,6 @@ def gather(
     return reshape(take_along(x, _at_least_1d(index), dim), expected().dims)
 
 
-@lowers(aten.scatter_add)
-def scatter_add(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
-    return scatter(x, dim, index, source, "add")
-
-
 @lowers(
     aten.scatter.src,
     aten.scatter.value,
@@ -256,6 +252,9 @@ def scatter(
         else _fold_into(base, reduce, include_self, updates, write)
     )
     return reshape(promote.cast(result, x.dtype), x.dims)
+
+
+lowers(aten.scatter_add)(partial(scatter, reduce="add"))
 
 
 # Advanced indexing

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, build, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Shape, Size, build, row_major_strides
 
 from ..core import (
     HLO_TO_TORCH,
@@ -52,28 +52,15 @@ def _of_rows(lowering: Callable[..., Results]) -> Callable[..., Results]:
     return lower
 
 
+@lowers(aten.sort.default, aten.sort.stable)
 @_of_rows
-def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instruction, Instruction]:
+def sorted_along(
+    x: Instruction, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Instruction, Instruction]:
     """(sorted values, s64 positions they came from), stable."""
     dim = axis(dim, x.rank)
     both = build.sort([x, iota(x.dims, dim).x], dim, "GT" if descending else "LT", True)
     return build.get_tuple_element(both, 0), build.get_tuple_element(both, 1)
-
-
-@lowers(aten.sort.default)
-def sort(x: Instruction, dim: int = -1, descending: bool = False) -> Instructions:
-    return sorted_along(x, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def sort_stable(
-    x: Instruction,
-    *,
-    stable: bool | None = None,
-    dim: int = -1,
-    descending: bool = False,
-) -> Results:
-    return sorted_along(x, dim, descending)
 
 
 @lowers(aten.topk)

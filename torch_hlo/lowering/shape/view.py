@@ -82,14 +82,8 @@ def expand(x: Instruction, *args: Any, **kwargs: Any) -> Instruction:
     return broadcast_to(x, expected().dims)
 
 
-@lowers(aten.permute, aten.permute_copy)
-def permute_(x: Instruction, dims: Sequence[int]) -> Instruction:
-    return permute(x, dims)
-
-
-@lowers(aten.transpose.int, aten.transpose_copy.int, aten.swapaxes, aten.swapdims)
-def transpose(x: Instruction, a: int, b: int) -> Instruction:
-    return swap(x, a, b)
+lowers(aten.permute, aten.permute_copy)(permute)
+lowers(aten.transpose.int, aten.transpose_copy.int, aten.swapaxes, aten.swapdims)(swap)
 
 
 @lowers(aten.t, aten.t_copy, aten.mT)
