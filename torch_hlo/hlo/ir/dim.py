@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Union, overload
 
 Size = Union[int, "Dim"]
@@ -96,24 +97,14 @@ def symbol(name: str) -> Dim:
     return found
 
 
-def dim_max(a: Size, b: Size) -> Size:
-    return (
-        max(a, b)
-        if isinstance(a, int) and isinstance(b, int)
-        else a
-        if a is b
-        else _atom("max", a, b)
-    )
+def _chosen(choice: Callable[[int, int], int], a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return choice(a, b)
+    return a if a is b else _atom(choice.__name__, a, b)
 
 
-def dim_min(a: Size, b: Size) -> Size:
-    return (
-        min(a, b)
-        if isinstance(a, int) and isinstance(b, int)
-        else a
-        if a is b
-        else _atom("min", a, b)
-    )
+dim_max = partial(_chosen, max)
+dim_min = partial(_chosen, min)
 
 
 @overload

@@ -29,9 +29,7 @@ for _name, _fn in _SPECIAL.items():
     RULES[_name] = partial(lambda fn, c: fn(*c.x), _fn)
 
 
-@rule("chlo.constant")
-def _constant(c: Context) -> Made:
-    return RULES["constant"](c)
+RULES["chlo.constant"] = RULES["constant"]
 
 
 @rule("chlo.constant_like")

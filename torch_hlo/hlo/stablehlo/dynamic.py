@@ -4,7 +4,7 @@ form; sizes that depend on data are an error."""
 
 from ..ir import Shape, Size, WindowDim, build as b
 from .converter import Context, Made, rule, unpacked
-from .ops import broadcast_in_dim, convolution, gather_attributes, pairs
+from .ops import broadcast_in_dim, convolution, gather_attributes, pairs, rng_bit_generator
 from .sizes import sizes_of
 from .types import UNKNOWN
 
@@ -107,11 +107,7 @@ def _dynamic_reduce_window(c: Context) -> Made:
 
 @rule("dynamic_rng_bit_generator")
 def _dynamic_rng_bit_generator(c: Context) -> Made:
-    algorithm = "rng_" + str(c.attr("rng_algorithm")).lower()
-    return unpacked(
-        b.rng_bit_generator(c.x[0], algorithm, Shape(c.types[1].shape.dtype, tuple(_sizes(c, 1)))),
-        2,
-    )
+    return rng_bit_generator(c, c.types[1].shape.with_dims(_sizes(c, 1)))
 
 
 @rule("dynamic_top_k")

@@ -37,11 +37,6 @@ def _select(c: Context) -> Made:
     return b.select(pred if pred.dims == x.dims else b.broadcast(pred, x.dims), x, y)
 
 
-@rule("compare")
-def _compare(c: Context) -> Made:
-    return compared(c, *c.x)
-
-
 def compared(c: Context, x: Instruction, y: Instruction) -> Instruction:
     kind = c.attr("compare_type", "word2")
     return instr(
@@ -412,11 +407,7 @@ def conv_window(
 
 
 @rule("convolution")
-def _convolution(c: Context) -> Made:
-    return convolution(c, None)
-
-
-def convolution(c: Context, padding: Sequence[tuple[Size, Size]] | None) -> Instruction:
+def convolution(c: Context, padding: Sequence[tuple[Size, Size]] | None = None) -> Instruction:
     """`padding`: what an operand behind the first two says."""
     labels = dim_labels(c)
     return _typed(
@@ -539,9 +530,10 @@ def _rng(c: Context) -> Made:
 
 
 @rule("rng_bit_generator")
-def _rng_bit_generator(c: Context) -> Made:
+def rng_bit_generator(c: Context, bits: Shape | None = None) -> Made:
+    """`bits`: their shape, where the type alone does not say it."""
     algorithm = "rng_" + str(c.attr("rng_algorithm", "algorithm")).lower()
-    return unpacked(b.rng_bit_generator(c.x[0], algorithm, c.shape(1)), 2)
+    return unpacked(b.rng_bit_generator(c.x[0], algorithm, bits or c.shape(1)), 2)
 
 
 # Tuples, tokens, calls out
@@ -609,6 +601,7 @@ RULES.update(
             c.x[0], c.shape().dims, c.ints("broadcast_dimensions", "dims")
         ),
         "cholesky": lambda c: instr("cholesky", c.x, lower=bool(c.attr("lower"))),
+        "compare": lambda c: compared(c, *c.x),
         "concatenate": lambda c: b.concatenate(c.x, c.integer("dimension", "dim")),
         "copy": lambda c: c.x[0],  # MHLO's
         "dynamic_slice": lambda c: b.dynamic_slice(c.x[0], c.x[1:], c.ints("slice_sizes", "sizes")),
