@@ -144,7 +144,7 @@ def symbols(size: Size) -> frozenset[str]:
     return frozenset(found)
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Size]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "max": dim_max,

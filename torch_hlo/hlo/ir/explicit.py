@@ -116,41 +116,23 @@ def rng_bit_generator(shape: Shape, state: Instruction, algorithm: str) -> None:
         fail("rng-bit-generator", "bits must be integers of 8 bits or more", state, shape)
 
 
-def quantize(
-    shape: Shape,
-    x: Instruction,
-    scale: Instruction,
-    zero_point: Instruction,
-    dimensions: Ints = (),
-) -> None:
-    """`round(x / scale) + zero_point` clamped to the integer type of the result; per channel along
-    `dimensions`."""
-    if x.kind != "f" or shape.kind not in "su":
-        fail("uniform-quantize", "turns floats into integers", x, shape)
-    _quantized("uniform-quantize", shape, x, scale, zero_point, dimensions)
+_NUMBERS = {"f": "floats", "su": "integers"}
 
 
-def dequantize(
-    shape: Shape,
-    x: Instruction,
-    scale: Instruction,
-    zero_point: Instruction,
-    dimensions: Ints = (),
-) -> None:
-    """`(x - zero_point) * scale`."""
-    if x.kind not in "su" or shape.kind != "f":
-        fail("uniform-dequantize", "turns integers into floats", x, shape)
-    _quantized("uniform-dequantize", shape, x, scale, zero_point, dimensions)
-
-
-def _quantized(
+def quantized(
     op: str,
+    kinds: str,
+    result_kinds: str,
     shape: Shape,
     x: Instruction,
     scale: Instruction,
     zero_point: Instruction,
-    dimensions: Ints,
+    dimensions: Ints = (),
 ) -> None:
+    """uniform-quantize: `round(x / scale) + zero_point` clamped to the integer type of the result;
+    uniform-dequantize: `(x - zero_point) * scale`. Per channel along `dimensions`."""
+    if x.kind not in kinds or shape.kind not in result_kinds:
+        fail(op, f"turns {_NUMBERS[kinds]} into {_NUMBERS[result_kinds]}", x, shape)
     in_range(op, "dimensions", dimensions, x.rank, x)
     dims = tuple(x.dims[d] for d in dimensions)
     if (

@@ -210,8 +210,9 @@ pointwise("reduce-precision",      1, "", "", infer.reduce_precision,
 row("stochastic-convert", 2, check=explicit.stochastic_convert, traits="pointwise composite")
 row("copy", 1, "", infer.first, fusion="light", weight=1)
 row("bitcast-convert", 1, check=explicit.bitcast_convert, fusion="light")
-row("uniform-quantize", 3, "dimensions?", check=explicit.quantize, traits="composite")
-row("uniform-dequantize", 3, "dimensions?", check=explicit.dequantize, traits="composite")
+for name, kinds in (("uniform-quantize", ("f", "su")), ("uniform-dequantize", ("su", "f"))):
+    checked = partial(explicit.quantized, name, *kinds)
+    row(name, 3, "dimensions?", check=checked, traits="composite")
 
 # Inputs and moving elements
 row("parameter", 0, "index", check=explicit.parameter)
@@ -374,6 +375,7 @@ row("async-done", 1, "", partial(infer.finished, "async-done", 1), traits="impur
 # Collectives
 row("partition-id", 0, "", infer.constant_u32, traits="collective")
 row("replica-id", 0, "", infer.constant_u32, traits="collective")
+_PAIRS = "channel_id? source_target_pairs"
 _GROUPS = "channel_id? replica_groups? use_global_device_ids? constrain_layout?"
 for name, arity, extra, rule in (
     ("all-gather", None, "dimensions", infer.all_gather),
@@ -387,45 +389,17 @@ for name, arity, extra, rule in (
     # the instruction.
     free = explicit.anything if name in ("all-gather", "reduce-scatter") else None
     row(name, arity, f"{_GROUPS} {extra}", rule, free, traits="collective impure")
-row(
-    "collective-permute",
-    None,
-    "channel_id? source_target_pairs",
-    infer.same_all,
-    traits="collective impure",
-)
+row("collective-permute", None, _PAIRS, infer.same_all, traits="collective impure")
 row("all-reduce-start", None, f"{_GROUPS} to_apply", infer.same_all, traits="collective impure")
 row("all-reduce-done", 1, "", infer.first, traits="collective impure")
-row(
-    "all-gather-start",
-    None,
-    f"{_GROUPS} dimensions",
-    partial(infer.started, infer.all_gather),
-    explicit.anything,
-    traits="collective impure",
-)
-row(
-    "all-gather-done",
-    1,
-    "",
-    partial(infer.finished, "all-gather-done", 1),
-    traits="collective impure",
-)
-row(
-    "collective-permute-start",
-    None,
-    "channel_id? source_target_pairs",
-    partial(infer.started, infer.same_all),
-    explicit.anything,
-    traits="collective impure",
-)
-row(
-    "collective-permute-done",
-    1,
-    "",
-    partial(infer.finished, "collective-permute-done", 1),
-    traits="collective impure",
-)
+for name, extra, rule in (
+    ("all-gather", f"{_GROUPS} dimensions", infer.all_gather),
+    ("collective-permute", _PAIRS, infer.same_all),
+):
+    begun = partial(infer.started, rule)
+    row(f"{name}-start", None, extra, begun, explicit.anything, traits="collective impure")
+    ended = partial(infer.finished, f"{name}-done", 1)
+    row(f"{name}-done", 1, "", ended, traits="collective impure")
 # What is computed element by element, and is not rewritten into other opcodes
 POINTWISE = tuple(
     name

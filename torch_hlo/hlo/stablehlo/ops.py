@@ -250,6 +250,13 @@ def _dot_general(c: Context) -> Made:
     else:
         batch = c.attr("batching_dims", default=((), ()))
         contract = c.attr("contracting_dims", default=((), ()))
+    return _product(c, contract, batch)
+
+
+def _product(
+    c: Context, contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]] = ((), ())
+) -> Instruction:
+    """A dot over these dimensions of both sides."""
     return _typed(
         c,
         instr(
@@ -276,17 +283,7 @@ def _typed(c: Context, x: Instruction) -> Instruction:
 
 @rule("dot")
 def _dot(c: Context) -> Made:
-    x, y = c.x
-    return _typed(
-        c,
-        instr(
-            "dot",
-            (x, y),
-            lhs_contracting_dims=(x.rank - 1,),
-            rhs_contracting_dims=(0,),
-            operand_precision=_precision(c),
-        ),
-    )
+    return _product(c, ((c.x[0].rank - 1,), (0,)))
 
 
 @rule("einsum")
