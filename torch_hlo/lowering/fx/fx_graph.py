@@ -328,7 +328,7 @@ class _Reader:
         )
 
     def _inner(self, x: Any, logged: Logged) -> Any:
-        return from_fx(x, None, True, logged) if isinstance(x, fx.GraphModule) else x
+        return from_fx(x, True, logged) if isinstance(x, fx.GraphModule) else x
 
     def _inline(self, module: fx.GraphModule, n: fx.Node) -> Any:
         """The results of a graph whose inputs are the flat node arguments of `n`."""
@@ -367,17 +367,15 @@ class _Reader:
 
 def from_fx(
     module: fx.GraphModule,
-    random: Callable[[], tuple] | None = None,
     inner: bool = False,
     logged: Logged | None = None,
 ) -> FxGraph:
-    """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the
-    last input. `inner`: a graph inside another one, whose inputs are row-major whatever their
-    strides; its checks go to `logged`.
+    """Convert. Random ops take their seed from the last input. `inner`: a graph inside another one,
+    whose inputs are row-major whatever their strides; its checks go to `logged`.
 
     Raises LoweringError naming the op when a call is not an operator.
     """
-    reader = _Reader(module, random, inner, logged)
+    reader = _Reader(module, None, inner, logged)
     for n in module.graph.nodes:
         getattr(reader, n.op)(n)
     if reader.seed is not None:

@@ -265,11 +265,9 @@ def map_(
     body: Graph,
     xs: Sequence[Operand],
     additional: Sequence[Operand] = (),
-    seed: Operand | None = None,
-    offset: Operand | None = None,
-    token: Instruction | None = None,
+    **drawn: Any,
 ) -> Instructions:
-    return scan(body, (), xs, additional, False, seed, offset, token)
+    return scan(body, (), xs, additional, **drawn)
 
 
 # ---- random operators under activation checkpointing: forward saves (seed, offset) where PyTorch

@@ -36,10 +36,10 @@ def _results(*values: Expr | None) -> Results:
     an empty array."""
     results = []
     for value, shape in zip(values, expected_shapes(), strict=True):
-        if value is None or shape is None:
-            results.append(None if shape is None else promote.full(0, shape.dtype, shape.dims))
-        elif shape.dims == (0,) and value.dims != (0,):
-            results.append(promote.full(0, shape.dtype, (0,)))
+        if shape is None:
+            results.append(None)
+        elif value is None or (shape.dims == (0,) and value.dims != (0,)):
+            results.append(promote.full(0, shape.dtype, shape.dims))
         else:
             results.append(reshape(value.cast(shape.dtype).x, shape.dims))
     return tuple(results)

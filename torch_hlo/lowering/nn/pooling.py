@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -166,16 +167,7 @@ def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruct
     for w in window:
         cut = min(w.pad_high, 0) if isinstance(w.pad_high, int) and w.base_dilation == 1 else 0
         cuts.append((0, cut))
-        fixed.append(
-            WindowDim(
-                w.size,
-                w.stride,
-                w.pad_low,
-                w.pad_high - cut,
-                w.base_dilation,
-                w.window_dilation,
-            )
-        )
+        fixed.append(replace(w, pad_high=w.pad_high - cut))
     init = 0 if op == "add" else lowest(x.dtype)
     return build.reduce_window(pad(x, cuts), promote.constant(init, x.dtype), tuple(fixed), op)
 

@@ -109,15 +109,9 @@ def uniform(
     return uniform_bits(random_words(dims, key, stream), dtype)
 
 
-def open_uniform(
-    dims: Sequence[Size],
-    dtype: str,
-    key: Key,
-    stream: int = 0,
-) -> Expr:
+def open_uniform(dims: Sequence[Size], dtype: str, key: Key) -> Expr:
     """(0, 1]: safe for a logarithm."""
-    wide = promote.compute_type(dtype)
-    return 1 - uniform(dims, wide, key, stream)
+    return 1 - uniform(dims, promote.compute_type(dtype), key)
 
 
 def normal(
