@@ -491,25 +491,23 @@ def current() -> Communicator:
 
 
 @contextlib.contextmanager
-def communicator(link: Communicator) -> Iterator[None]:
+def _said(what: str, value: object) -> Iterator[None]:
+    before = getattr(_local, what, None)
+    setattr(_local, what, value)
+    try:
+        yield
+    finally:
+        setattr(_local, what, before)
+
+
+def communicator(link: Communicator) -> contextlib.AbstractContextManager[None]:
     """Programs that this thread runs in the block speak to the others through `link`."""
-    before = getattr(_local, "link", None)
-    _local.link = link
-    try:
-        yield
-    finally:
-        _local.link = before
+    return _said("link", link)
 
 
-@contextlib.contextmanager
-def named(name: str) -> Iterator[None]:
+def named(name: str) -> contextlib.AbstractContextManager[None]:
     """In the block, messages call programs that this thread runs `name`."""
-    before = getattr(_local, "name", "")
-    _local.name = name
-    try:
-        yield
-    finally:
-        _local.name = before
+    return _said("name", name)
 
 
 def in_step() -> bool:

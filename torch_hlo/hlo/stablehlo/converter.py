@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_hlo.frozen import frozen
 from torch_hlo.tables import entry
@@ -46,11 +46,12 @@ from .types import UNKNOWN, Quantized, Type
 
 Made = Instruction | Sequence[Instruction] | None  # the results of an operation
 Rule = Callable[["Context"], Made]
+R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
 MAX_CALLS = 200
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[R], R]:
     """Decorator: the function converts these operations."""
     return entry(RULES, names)
 

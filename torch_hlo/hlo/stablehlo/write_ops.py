@@ -340,9 +340,7 @@ def _rng(w: Writer, x: Instruction) -> list[str]:
 # Tuples, control flow, calls
 
 
-@writes("tuple")
-def _tuple(w: Writer, x: Instruction) -> list[str]:
-    return w.operands(x)
+writes("tuple")(Writer.operands)
 
 
 @writes("get-tuple-element")

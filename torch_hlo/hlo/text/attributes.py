@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from torch_hlo.frozen import frozen
 
-from ..ir import Dims, Ints, Shape, Size, WindowDim, tuple_shape
+from ..ir import Ints, Shape, Size, WindowDim, tuple_shape
 from ..sharding.sharding import (
     MAX_DEVICES,
     MAX_RANK,
@@ -22,6 +22,7 @@ from ..sharding.sharding import (
 )
 from .scanner import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 
+T = TypeVar("T")
 NAME = re.compile(r"%?([A-Za-z0-9_][\w.\-]*+)|%\"([^\"\n]+)\"")
 WORD = re.compile(r"[A-Za-z_][\w\-]*+")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]\[]*+)\](?:\{([^{}]*+)\})?")
@@ -86,16 +87,12 @@ def _size(scanner: Scanner) -> Size:
     return parse_size(scanner, scanner.need(SIZE, "a size").group(), begin)
 
 
-def _integers(scanner: Scanner) -> Ints:
-    return tuple(scanner.listed("{", "}", scanner.integer))
+def listed(read: Callable[[Scanner], T]) -> Callable[[Scanner], tuple[T, ...]]:
+    """The parser of a list in braces."""
+    return lambda scanner: tuple(scanner.listed("{", "}", lambda: read(scanner)))
 
 
-def _sizes(scanner: Scanner) -> Dims:
-    return tuple(scanner.listed("{", "}", lambda: _size(scanner)))
-
-
-def _words(scanner: Scanner) -> tuple[str, ...]:
-    return tuple(scanner.listed("{", "}", lambda: scanner.need(WORD, "a word").group()))
+_integers = listed(Scanner.integer)
 
 
 def _word(scanner: Scanner) -> str:
@@ -117,9 +114,7 @@ def _computation(scanner: Scanner) -> Ref:
 
 
 def _computations(scanner: Scanner) -> tuple[Ref, ...]:
-    if not scanner.at("{"):
-        return (_computation(scanner),)
-    return tuple(scanner.listed("{", "}", lambda: _computation(scanner)))
+    return listed(_computation)(scanner) if scanner.at("{") else (_computation(scanner),)
 
 
 def _slice(scanner: Scanner) -> tuple[tuple[Size, Size, int], ...]:
@@ -239,7 +234,7 @@ def _groups(scanner: Scanner) -> tuple[Ints, ...]:
         if scanner.peek(re.compile(r"\{\s*[\d}]")):
             flat = _integers(scanner)
             return (flat,) if flat else ()
-        return tuple(scanner.listed("{", "}", lambda: _integers(scanner)))
+        return listed(_integers)(scanner)
     dims = scanner.listed("[", "]", scanner.integer)
     scanner.expect("<=")
     order = _device_order(scanner, math.prod(dims), begin)
@@ -294,10 +289,6 @@ def _axis_groups(scanner: Scanner, begin: int) -> tuple[Ints, ...]:
 _QUOTED = re.compile(r"'([^'\n]*)'")
 
 
-def _pairs(scanner: Scanner) -> tuple[Ints, ...]:
-    return tuple(scanner.listed("{", "}", lambda: _integers(scanner)))
-
-
 def _string_or_raw(scanner: Scanner) -> str:
     return scanner.string() if scanner.at('"') else raw(scanner)
 
@@ -339,7 +330,7 @@ ATTRIBUTES: dict[str, Callable[[Scanner], object]] = {
         " scatter_dims_to_operand_dims input_batching_dims scatter_indices_batching_dims".split(),
         _integers,
     ),
-    **dict.fromkeys("dynamic_slice_sizes slice_sizes fft_length".split(), _sizes),
+    **dict.fromkeys("dynamic_slice_sizes slice_sizes fft_length".split(), listed(_size)),
     **dict.fromkeys(
         "index iota_dimension index_vector_dim feature_group_count batch_group_count channel_id k"
         " exponent_bits mantissa_bits feature_index delta serial independent".split(),
@@ -370,8 +361,8 @@ ATTRIBUTES: dict[str, Callable[[Scanner], object]] = {
     "padding": _padding,
     "slice": _slice,
     "replica_groups": _groups,
-    "source_target_pairs": _pairs,
-    "operand_precision": _words,
+    "source_target_pairs": listed(_integers),
+    "operand_precision": listed(_word),
     "metadata": metadata,
     "outfeed_shape": lambda s: plain(shape(s)),
 }

@@ -62,14 +62,10 @@ def _frontend_attributes(s: Scanner) -> dict[str, str]:
     return {key: unescape(value) for key, value in _FRONTEND.findall(raw(s))}
 
 
-def _booleans(s: Scanner) -> tuple[bool, ...]:
-    return tuple(s.listed("{", "}", lambda: attributes.boolean(s)))
-
-
 _FRONTEND = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 HEADER: dict[str, Callable[[Scanner], Any]] = {
     "entry_computation_layout": _entry_layout, "input_output_alias": _alias,
     "symbols": _symbol_table, "num_partitions": _count, "replica_count": _count,
-    "allow_spmd_sharding_propagation_to_output": _booleans, "is_scheduled": raw,
-    "frontend_attributes": _frontend_attributes,
+    "allow_spmd_sharding_propagation_to_output": attributes.listed(attributes.boolean),
+    "is_scheduled": raw, "frontend_attributes": _frontend_attributes,
 }  # fmt: skip
