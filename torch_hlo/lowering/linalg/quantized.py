@@ -40,7 +40,7 @@ def _with_bias(y: Expr, bias: Instruction | None) -> Instruction:
 @lowers(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(a: Instruction, w: Instruction, scales: Instruction) -> Instruction:
     """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type."""
-    return _with_bias(_scaled(dot(a, promote.cast(w, a.dtype), (1,), (1,)), scales), None)
+    return finish(_scaled(dot(a, promote.cast(w, a.dtype), (1,), (1,)), scales))
 
 
 @guard(aten._scaled_mm.default)

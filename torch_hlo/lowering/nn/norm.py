@@ -145,10 +145,6 @@ def _channel(x: Instruction | Expr, like: Expr) -> Expr:
     return Expr(build.broadcast(promote.cast(bare(x), like.dtype), like.dims, (1,)))
 
 
-def _all_but_channel(x: Expr) -> Ints:
-    return tuple(i for i in range(x.rank) if i != 1)
-
-
 def _batch_norm(
     x: Instruction,
     weight: Instruction | None,
@@ -162,7 +158,7 @@ def _batch_norm(
     """(output, save_mean, save_rstd, new running mean, new running variance); the last two None
     without statistics."""
     value = compute(x)
-    dims = _all_but_channel(value)
+    dims = _but(1, value.rank)
     if training:
         spread, mean = variance(value, dims, 0)
         rstd = rsqrt(spread + eps)
@@ -237,7 +233,7 @@ def native_batch_norm_backward(
 ) -> Results:
     value = compute(x)
     g = compute(grad)
-    dims = _all_but_channel(value)
+    dims = _but(1, value.rank)
     if train:
         mean = compute(save_mean)
         rstd = compute(save_invstd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -100,16 +100,15 @@ def i1e(x: Expr) -> Expr:
     return where(is_nan(x), x, _odd(x, where(a <= 8, a * value, value)))
 
 
-@pointwise(aten.i0, aten.special_i0, aten.special_modified_bessel_i0)
-def i0(x: Expr) -> Expr:
+def _unscaled(scaled: Callable[[Expr], Expr], x: Expr) -> Expr:
     half = exp(absolute(x) * 0.5)  # two factors: exp(|x|) alone overflows earlier than the product
-    return half * i0e(x) * half
+    return half * scaled(x) * half
 
 
-@pointwise(aten.special_i1, aten.special_modified_bessel_i1)
-def i1(x: Expr) -> Expr:
-    half = exp(absolute(x) * 0.5)
-    return half * i1e(x) * half
+i0 = partial(_unscaled, i0e)
+i1 = partial(_unscaled, i1e)
+pointwise(aten.i0, aten.special_i0, aten.special_modified_bessel_i0)(i0)
+pointwise(aten.special_i1, aten.special_modified_bessel_i1)(i1)
 
 
 # Modified Bessel functions of the second kind: log and I near 0, a series in 2/x beyond 2.

@@ -6,6 +6,7 @@ it), so that equal programs have equal text on every rank. Every recorded collec
 of its own: two of them are never merged, and they run in the order of their channels."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,9 +80,7 @@ def _reduced(op: str, x: Instruction, reduction: str, text: str, **attrs: Any) -
     return result
 
 
-@lowers(functional.all_reduce.default)
-def all_reduce(x: Instruction, reduction: str, group: str) -> Instruction:
-    return _reduced("all-reduce", x, reduction, group)
+lowers(functional.all_reduce.default)(partial(_reduced, "all-reduce"))
 
 
 @lowers(functional.reduce_scatter_tensor.default)
