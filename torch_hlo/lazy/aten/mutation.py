@@ -63,11 +63,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     base = name.removesuffix("_") if not name.endswith("__") else name
     if name.startswith("__i"):
         base = "__" + name[3:]
-    wanted = _signature(
-        a
-        for a in op._schema.arguments
-        if not (a.kwarg_only and a.alias_info and a.alias_info.is_write)
-    )
+    wanted = _signature(a for a in op._schema.arguments if not a.is_out)
     for candidate in dict.fromkeys((base, name, base + "_functional")):
         packet = getattr(namespace, candidate, None)
         for overload in packet.overloads() if packet is not None else ():
@@ -178,9 +174,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             words[0] = taped
             source = session.current().sources and recording.source()
             value = recorded(twin, tuple(nodes), keywords, outs, source, base, words)
-        if convert is not None:
-            value = Out(Node(aten._to_copy.default, (value,), *convert))
-        write(x, value)
+        write(x, _converted(value, convert))
         if idempotent and twin in filled.FILLS and x._view is None:
             filled.note(x._storage)
         return x
@@ -294,10 +288,7 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         first = recorded(twin, tuple(nodes), keywords, outs, source, base, words)
         values = [first, *[further(first.node, i) for i in range(1, len(tensors))]]
         if any(conversions):
-            values = [
-                c and Out(Node(aten._to_copy.default, (v,), *c)) or v
-                for v, c in zip(values, conversions)
-            ]
+            values = [*map(_converted, values, conversions)]
         write_all(tensors, values)
 
     return run
@@ -364,6 +355,10 @@ def _conversion(result: Meta, target: Meta) -> tuple | None:
     return {"dtype": target.dtype}, (target.hlo,)
 
 
+def _converted(value: Out, convert: tuple | None) -> Out:
+    return value if convert is None else Out(Node(aten._to_copy.default, (value,), *convert))
+
+
 @plain_sizes.answers()
 def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[Tensor]:
     """Run the mutating op itself on meta tensors, so that its errors are PyTorch's. Returns the
@@ -382,16 +377,8 @@ def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[Tensor]:
     args = checks.admit_all(args)
     kwargs = {k: v for k, v in checks.admit_all(kwargs).items() if k != "generator"}
     op(*map(mirror, args), **{k: mirror(v) for k, v in kwargs.items()})
-    given = dict(zip([a.name for a in op._schema.arguments], args)) | kwargs
-    targets = []
-    for a in written(op):
-        value = given.get(a.name)
-        targets += [
-            mirrors[id(v)]
-            for v in (value if isinstance(value, (list, tuple)) else [value])
-            if v is not None
-        ]
-    return targets
+    targets, _ = fallback.by_use(op, tuple(args), kwargs)
+    return [mirrors[id(t)] for t in targets]
 
 
 def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
@@ -522,10 +509,7 @@ def assign(target: HloTensor, value: Tensor) -> None:
         value = checks.admit(value)
     new = read(value)
     _fits(target, value._meta)
-    convert = _conversion(value._meta, target._meta)
-    if convert is not None:
-        new = Out(Node(aten._to_copy.default, (new,), *convert))
-    write(target, new)
+    write(target, _converted(new, _conversion(value._meta, target._meta)))
 
 
 def _fits(target: HloTensor, new: Meta) -> None:

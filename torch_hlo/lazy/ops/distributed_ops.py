@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -377,8 +378,7 @@ def _process_group(op: OpOverload) -> Handler:
     writes = base_name(op) not in _ONLY_READ
 
     def run(args: tuple, kwargs: dict):
-        hosts, host_args, host_kwargs = _to_host(args, kwargs)
-        result = op(*host_args, **host_kwargs)
+        hosts, result = _on_host(op, args, kwargs)
         work = result[-1] if isinstance(result, (tuple, list)) else result
         if writes:
             if work is not None:
@@ -396,11 +396,10 @@ def _process_group(op: OpOverload) -> Handler:
 
 def _functional(op: OpOverload) -> Handler:
     def run(args: tuple, kwargs: dict):
-        hosts, host_args, host_kwargs = _to_host(args, kwargs)
-        result = op(*host_args, **host_kwargs)
+        hosts, result = _on_host(op, args, kwargs)
         wait = functional.wait_tensor.default
         done = [wait(r) for r in result] if isinstance(result, (tuple, list)) else wait(result)
-        written = {id(hosts[id(t)]): t for t in fallback.mutated(op, args, kwargs)}
+        written = {id(hosts[id(t)]): t for t in fallback.by_use(op, args, kwargs)[0]}
         if not written:
             return [from_cpu(r) for r in done] if isinstance(done, list) else from_cpu(done)
         for t in written.values():
@@ -410,15 +409,12 @@ def _functional(op: OpOverload) -> Handler:
     return run
 
 
-def _to_host(args: tuple, kwargs: dict) -> tuple[dict[int, torch.Tensor], list, dict]:
-    """CPU copies of the tensors. All that is recorded runs before, so that the ranks' collectives
-    keep their order."""
+def _on_host(op: OpOverload, args: tuple, kwargs: dict) -> tuple[dict[int, torch.Tensor], Any]:
+    """CPU copies of the tensors, and what the op returns for them. All that is recorded runs
+    before, so that the ranks' collectives keep their order."""
     session.engine().synchronize()
     found: dict[int, HloTensor] = {}
     fallback.collect((args, list(kwargs.values())), found)
     hosts = fallback.copies(list(found.values()))
-    return (
-        hosts,
-        [fallback.to_host(a, hosts) for a in args],
-        {k: fallback.to_host(v, hosts) for k, v in kwargs.items()},
-    )
+    given = [fallback.to_host(a, hosts) for a in args]
+    return hosts, op(*given, **{k: fallback.to_host(v, hosts) for k, v in kwargs.items()})

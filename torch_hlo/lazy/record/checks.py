@@ -98,7 +98,7 @@ def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[Tenso
     fits, and that they do not share memory with what is read (an elementwise op may read the very
     elements that it writes)."""
     judge(op, args, kwargs)
-    outs, others = _written(op, args, kwargs)
+    outs, others = fallback.by_use(op, args, kwargs)
     plain = [t for t in outs if not has_lazy_bits(t._view)]  # PyTorch copies the others
     shared = {
         t._meta
@@ -299,19 +299,12 @@ def _index_put(x: Tensor, indices: list, values: Tensor, accumulate: bool) -> No
     places = [i if i is None else meta_tensor(i._meta) for i in indices]
     given = values._meta
     try:
-        size = aten.index.Tensor(meta_tensor(x._meta), places).shape
-        wrong = given.dtype != x._meta.dtype or not _expands(given.size, size)
+        meta_tensor(given).expand(aten.index.Tensor(meta_tensor(x._meta), places).shape)
+        wrong = given.dtype != x._meta.dtype
     except (RuntimeError, IndexError):
         wrong = True
     if wrong:
         run_on_cpu(aten.index_put.default, (x, indices, values, accumulate), {})
-
-
-def _expands(size: Sequence[int], wider: Sequence[int]) -> bool:
-    """Whether an array of this size broadcasts to that one."""
-    return len(size) <= len(wider) and all(
-        n in (1, m) for n, m in zip(reversed(size), reversed(wider))
-    )
 
 
 def _randperm(n: int, dtype: torch.dtype = torch.int64, **options) -> None:
@@ -389,17 +382,14 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
     return array.bounds
 
 
-def _dim_size(x: HloTensor, dim: int) -> int:
-    return x.shape[dim] if x.shape else 1
-
-
 def _along(position: int, negative: bool) -> Callable:
     """(self, dim, index, ...): values of `index` lie in the size of `dim`."""
 
     def indices(
         args: tuple[int | str | Tensor, ...], kwargs: dict[str, bool]
     ) -> Iterator[tuple[HloTensor, int, int]]:
-        size = _dim_size(args[0], args[1])
+        shape = args[0].shape
+        size = shape[args[1]] if shape else 1
         yield args[position], -size if negative else 0, size
 
     return indices
@@ -479,7 +469,7 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
     """Let the CPU's kernel judge, and raise, with the real indices. Large operands have no memory,
     but for what is written and what shares memory with that. Returns what the kernel does: only its
     form means something."""
-    outs, others = _written(op, args, kwargs)
+    outs, others = fallback.by_use(op, args, kwargs)
     extents: dict[int, int] = {}
     for t in (*outs, *others):
         bytes_ = extent(t._meta) * t._meta.dtype.itemsize
@@ -520,17 +510,6 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
 
     keywords = {k: stand_in(v) for k, v in kwargs.items() if k != "generator"}
     return _run(op, [*map(stand_in, args)], keywords)
-
-
-def _written(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list[HloTensor], list[HloTensor]]:
-    """The hlo tensors among the arguments: those that the op writes to, and the others."""
-    found: tuple[list[HloTensor], list[HloTensor]] = ([], [])
-    for i, argument in enumerate(op._schema.arguments):
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        reads = not (argument.alias_info and argument.alias_info.is_write)
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        found[reads].extend(v for v in values if isinstance(v, HloTensor))
-    return found
 
 
 def _divided(op: OpOverload, args: tuple, kwargs: dict) -> None:

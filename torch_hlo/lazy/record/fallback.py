@@ -41,7 +41,7 @@ def execute(op: OpOverload, args: tuple, kwargs: dict):
     too."""
     found: dict[int, HloTensor] = {}
     collect((args, list(kwargs.values())), found)
-    written = mutated(op, args, kwargs)
+    written, _ = by_use(op, args, kwargs)
     memories = shared_memories(list(found.values()), written)
     on_cpu = copies([t for t in found.values() if t._storage not in memories])
     for t in found.values():
@@ -112,16 +112,16 @@ def to_host(value, on_cpu: dict[int, Tensor]):
     return value
 
 
-def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
-    """The hlo tensors that the schema says are written to, in order."""
-    written: dict[int, HloTensor] = {}
+def by_use(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list[HloTensor], list[HloTensor]]:
+    """The hlo tensors among the arguments, in order: those that the schema says are written to, and
+    the others."""
+    found: tuple[list[HloTensor], list[HloTensor]] = ([], [])
     for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info and argument.alias_info.is_write:
-            collect(
-                kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i],
-                written,
-            )
-    return list(written.values())
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        reads = not (argument.alias_info and argument.alias_info.is_write)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        found[reads].extend(v for v in values if isinstance(v, HloTensor))
+    return found
 
 
 def write_back(tensor: HloTensor, value: Tensor, done: bool = False) -> None:
