@@ -20,7 +20,7 @@ kernels, which are another model's."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from operator import add, lt, mul, ne
 
 import torch
@@ -426,15 +426,13 @@ def _multiple(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
     return c * e if not rest and c and all(c * b == a for a, b in zip(v, u)) else None
 
 
-def _shifted(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
-    c = v[0] - u[0]
-    return e + c if all(a - b == c for a, b in zip(v, u)) else None
+def _line(slope: int, v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
+    c = v[0] - slope * u[0]
+    return slope * e + c if all(slope * b + c == a for a, b in zip(v, u)) else None
 
 
-def _reflected(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
-    """What is left behind a position: the length of x[i:]."""
-    c = v[0] + u[0]
-    return c - e if all(a + b == c for a, b in zip(v, u)) else None
+_shifted = partial(_line, 1)
+_reflected = partial(_line, -1)  # what is left behind a position: the length of x[i:]
 
 
 def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
@@ -444,12 +442,7 @@ def _linear(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
     slope, rest = divmod(v[j] - v[0], u[j] - u[0])
     if rest or not 0 < slope <= 8:
         return None
-    c = v[0] - slope * u[0]
-    return (
-        slope * e + c
-        if abs(c) <= 2 * slope and all(slope * b + c == a for a, b in zip(v, u))
-        else None
-    )
+    return _line(slope, v, u, e) if abs(v[0] - slope * u[0]) <= 2 * slope else None
 
 
 def _divided(v: Sequence[int], u: Sequence[int], e: Size) -> Size | None:
