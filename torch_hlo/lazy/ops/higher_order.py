@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,19 +99,25 @@ def _print(form: str, *args: Any, **kwargs: Any) -> None:
 def as_looks(graph_module: fx.GraphModule) -> None:
     """Replace PyTorch's print in graphs of Dynamo's by what `torch_hlo.debug.print` becomes, and
     have the debugger see the graph's variables."""
+    for module, n in _nodes(graph_module):
+        graph = n.graph
+        number, values = _looked_at(graph, n)
+        if number is None:
+            continue
+        variables = _variables(graph).values()
+        place = {"device": next((x.meta["example_value"].device for x in variables), "cpu")}
+        with graph.inserting_before(n):
+            for value in values or [graph.call_function(torch.zeros, ((),), place)]:
+                graph.call_function(looks.look, (value, number)).meta = n.meta
+        graph.erase_node(n)
+        module.recompile()
+
+
+def _nodes(graph_module: fx.GraphModule) -> Iterator[tuple[Any, fx.Node]]:
+    """The nodes of a graph and of those inside it, with their modules."""
     for module in graph_module.modules():
         graph = getattr(module, "graph", None)
-        for n in [*graph.nodes] if graph else ():
-            number, values = _looked_at(graph, n)
-            if number is None:
-                continue
-            variables = _variables(graph).values()
-            place = {"device": next((x.meta["example_value"].device for x in variables), "cpu")}
-            with graph.inserting_before(n):
-                for value in values or [graph.call_function(torch.zeros, ((),), place)]:
-                    graph.call_function(looks.look, (value, number)).meta = n.meta
-            graph.erase_node(n)
-            module.recompile()
+        yield from [(module, n) for n in graph.nodes] if graph else ()
 
 
 def _looked_at(graph: fx.Graph, n: fx.Node) -> tuple[int | None, list]:
@@ -148,18 +154,16 @@ def _variables(graph: fx.Graph, until: Any = None) -> dict[str, fx.Node]:
 def check_indices(graph_module: fx.GraphModule) -> None:
     """Have indices looked at when they have been computed: what record/checks.py does for those of
     the device."""
-    for module in graph_module.modules():
-        graph = getattr(module, "graph", None)
-        for n in [*graph.nodes] if graph else ():
-            if n.target not in checks.INDICES:
-                continue
-            given = {id(x.meta["val"]): x for x in n.all_input_nodes}
-            args = fx.node.map_arg(n.args, lambda x: x.meta["val"])
-            with graph.inserting_before(n):
-                for index, *allowed in checks.INDICES[n.target](args, n.kwargs):
-                    number = looks.number(checks.Range(n.target, *map(int, allowed)), 1)
-                    look = graph.call_function(looks.look, (given[id(index)], number))
-                    look.meta["stack_trace"] = n.meta.get("stack_trace")
+    for _, n in _nodes(graph_module):
+        if n.target not in checks.INDICES:
+            continue
+        given = {id(x.meta["val"]): x for x in n.all_input_nodes}
+        args = fx.node.map_arg(n.args, lambda x: x.meta["val"])
+        with n.graph.inserting_before(n):
+            for index, *allowed in checks.INDICES[n.target](args, n.kwargs):
+                number = looks.number(checks.Range(n.target, *map(int, allowed)), 1)
+                look = n.graph.call_function(looks.look, (given[id(index)], number))
+                look.meta["stack_trace"] = n.meta.get("stack_trace")
 
 
 RULES = {
