@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_hlo.hlo.ir import Shape
+from torch_hlo.lazy.record.recording import copied
 from torch_hlo.lowering.core import Leaf, Node, Out
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
@@ -279,13 +280,7 @@ def _copy_nodes(
             found[node] = None
             stack += [x for x in _operands(node) if key_of(x) not in known]
     for node in sorted(found, key=lambda n: n.serial):
-        copy = Node(
-            node.target,
-            tuple(map(value, node.args)),
-            {k: value(v) for k, v in node.kwargs.items()},
-            node.outs,
-            node.source,
-        )
+        copy = copied(node, value)
         copies.append(copy)
         for i in range(len(node.outs)):
             known.setdefault((id(node), i), Out(copy, i))

@@ -32,6 +32,7 @@ from torch_hlo.lazy.record import (
     pending_storages,
     session,
 )
+from torch_hlo.lazy.record.recording import copied
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lazy.run.launch import Programs
 from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, Node, Out
@@ -414,9 +415,7 @@ class Recording:
         shared: dict[tuple[int, int], Out] = {}
         with RECORDING:
             for n in self.graph.nodes:
-                kwargs = {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs
-                args = tuple([value(a) for a in n.args])
-                made[id(n)] = Node(n.target, args, kwargs, n.outs, n.source)
+                made[id(n)] = copied(n, value)
             for out, storage in zip(self.outs, outputs):
                 key = id(out.node), out.index
                 if key not in shared:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from torch_hlo import log
@@ -122,6 +125,12 @@ def operand(a, key: list, words: list[int], lift: bool):
         raise TypeError(f"the hlo device cannot record the symbolic value {a}")
     key += (kind, a if kind is not complex else repr(a))
     return a
+
+
+def copied(node: Node, value: Callable[[Any], Any]) -> Node:
+    """The operation of a node, on what `value` makes of its operands."""
+    kwargs = {k: value(v) for k, v in node.kwargs.items()}
+    return Node(node.target, tuple(map(value, node.args)), kwargs, node.outs, node.source)
 
 
 def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> list:

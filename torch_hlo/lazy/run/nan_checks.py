@@ -25,6 +25,7 @@ from torch_hlo.lowering.random.threefry import turn_seed
 from torch_hlo.pytorch.registration import PLACE
 
 from ..record import Array, HloTensor, Number, fresh, meta as metas, read, session
+from ..record.recording import copied
 from .fingerprint import collect
 
 if TYPE_CHECKING:
@@ -199,8 +200,7 @@ def _applied(graph: FxGraph, given: Sequence[Value], seed: int) -> list[Value]:
         return outs.setdefault((x.node, x.index), Out(made[x.node], x.index))
 
     for n in graph.nodes:
-        kwargs = {k: value(v) for k, v in n.kwargs.items()}
-        made[n] = Node(n.target, tuple(map(value, n.args)), kwargs, n.outs, n.source)
+        made[n] = copied(n, value)
     return [value(x) for x, _ in graph.outputs]
 
 
