@@ -389,7 +389,7 @@ def _compile(caller: Caller, module: Module, line: str) -> Program:
 def on_device(graph_module: fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's computes with hlo tensors."""
     values = (n.meta.get("example_value") for n in graph_module.graph.nodes)
-    return any(isinstance(v, torch.Tensor) and v.device.type in PLACE.names for v in values)
+    return any(map(PLACE.has, values))
 
 
 def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:

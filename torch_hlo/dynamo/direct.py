@@ -61,7 +61,7 @@ class Graphs:
         # compiled into the graph.
         hooks = participants.saved_tensors_hooks()
         # tensor subclasses of this package
-        elsewhere = any(example_inputs[i].device.type in PLACE.names for i in self.tensors)
+        elsewhere = any(map(PLACE.has, example_inputs))
         self.plain = (
             hooks is None
             and not elsewhere
@@ -324,9 +324,17 @@ class _Results:
         return tuple(results[: self.returned])
 
 
-def _keep_inputs(ctx: Any, args: tuple, inputs: Sequence[int]) -> None:
-    """Note at the node of its backward graph what a graph was given that may be computed again."""
-    ctx.inputs, ctx.versions = args, [args[i]._version for i in inputs]
+def _keep_inputs(ctx: Any, args: tuple, inputs: Sequence[int] | None) -> None:
+    """Note at the node of its backward graph what a graph was given that may be computed again.
+    `inputs`: the tensors among that, if so."""
+    if inputs is not None:
+        ctx.inputs, ctx.versions = args, [args[i]._version for i in inputs]
+
+
+def _drop_inputs(ctx: Any, inputs: Sequence[int] | None) -> None:
+    """When the backward graph runs for the last time."""
+    if inputs is not None and not participants.keeps_graph():
+        ctx.inputs = None
 
 
 def _recorded(
@@ -338,17 +346,12 @@ def _recorded(
 ) -> type[torch.autograd.Function]:
     """The function of two programs. `inputs`: the tensors among the arguments, if the graph may be
     computed again; `saved`: for each value that backward takes, the argument that it is."""
-    returned, tangents, keeps_graph = (
-        results.returned,
-        results.tangents,
-        participants.keeps_graph,
-    )
+    returned, tangents = results.returned, results.tangents
 
     class Trained(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: torch.Tensor) -> tuple:
-            if inputs is not None:
-                _keep_inputs(ctx, args, inputs)
+            _keep_inputs(ctx, args, inputs)
             found = forward(list(args))
             more = iter(found[returned:])
             ctx.save_for_backward(*[next(more) if i is None else args[i] for i in saved])
@@ -356,8 +359,7 @@ def _recorded(
 
         @staticmethod
         def backward(ctx: Any, *given: torch.Tensor) -> tuple:
-            if inputs is not None and not keeps_graph():
-                ctx.inputs = None
+            _drop_inputs(ctx, inputs)
             values = [*ctx.saved_tensors, *[given[i] for i in tangents]]
             del given
             if not torch.is_grad_enabled():
@@ -378,25 +380,16 @@ def _inherited(
 ) -> type[torch.autograd.Function]:
     """A function like AOTAutograd's `aot`, which has what is out of the ordinary. `inputs`: as for
     `_recorded`."""
-    returned, symints, unchecked, boxed, tangents = (
-        results.returned,
-        results.symints,
-        results.unchecked,
-        results.boxed,
-        results.tangents,
-    )
-    Tensor = torch.Tensor
-    keeps_graph = participants.keeps_graph
+    boxed = results.boxed
 
     class Direct(aot):
         @staticmethod
         def forward(ctx: Any, *args: torch.Tensor) -> tuple:
-            if inputs is not None:
-                _keep_inputs(ctx, args, inputs)
+            _keep_inputs(ctx, args, inputs)
             found = forward(list(args))
-            end = len(found) - symints
-            saved = [x.detach() if x._is_view() else x for x in found[returned:end]]
-            checked = len(saved) - unchecked
+            end = len(found) - results.symints
+            saved = [x.detach() if x._is_view() else x for x in found[results.returned : end]]
+            checked = len(saved) - results.unchecked
             ctx.save_for_backward(*saved[:checked])
             ctx._tensors_no_vc_check = saved[checked:]
             ctx.symints, ctx.opaque_objects = found[end:], ()
@@ -405,14 +398,13 @@ def _inherited(
         @staticmethod
         def backward(ctx: Any, *args: Any) -> tuple:
             given = args[0] if boxed else args
-            gradients = [given[i] for i in tangents]
-            if torch.is_grad_enabled() or any([type(g) is not Tensor for g in gradients]):
+            gradients = [given[i] for i in results.tangents]
+            if torch.is_grad_enabled() or any([type(g) is not torch.Tensor for g in gradients]):
                 return aot.backward(ctx, *args)
             if boxed:
                 given.clear()
             del args, given
-            if inputs is not None and not keeps_graph():
-                ctx.inputs = None
+            _drop_inputs(ctx, inputs)
             values = [
                 *ctx.symints,
                 *ctx.saved_tensors,

@@ -168,7 +168,7 @@ def _moves(user: fx.Node) -> bool:
     """Whether this copies a tensor to the device."""
     made = user.meta.get("example_value")
     to = user.op == "call_method" and user.target == "to"
-    return to and isinstance(made, torch.Tensor) and made.device.type in PLACE.names
+    return to and PLACE.has(made)
 
 
 def _is_boxed(node: fx.Node) -> bool:

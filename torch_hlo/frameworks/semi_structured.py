@@ -25,7 +25,7 @@ def register(module: Any) -> None:
 
 def _by_device(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def from_dense(tensor: Tensor, alg_id: int = 0) -> Tensor:
-        own = tensor.device.type in PLACE.names
+        own = PLACE.has(tensor)
         return (SparseSemiStructuredTensorHLO.from_dense if own else original)(tensor, alg_id)
 
     return from_dense

@@ -56,7 +56,7 @@ def move_states(
 
 def stay(original: Callable[..., Any], handle: Any) -> Any:
     """FlatParamHandle.to_cpu, around the making of a state_dict: see `offload`."""
-    if handle.flat_param.device.type in PLACE.names:
+    if PLACE.has(handle.flat_param):
         return contextlib.nullcontext()
     return original(handle)
 
@@ -68,7 +68,7 @@ def offload(original: Callable[..., Any], module: Any, state: Any, *others: Any)
     found: dict[str, Any] = original(module, state, *others)
     if state._state_dict_config.offload_to_cpu:
         for name, x in found.items():
-            if isinstance(x, torch.Tensor) and x.device.type in PLACE.names:
+            if PLACE.has(x):
                 found[name] = x.cpu()
     return found
 
@@ -86,7 +86,7 @@ def renew(original: Callable[..., None], ddp: Any, *args: Any, **kwargs: Any) ->
     memory then, and leaves their views where they were. Until it makes the buckets anew, after the
     first step, gradients are what that memory holds. So they are made anew here."""
     original(ddp, *args, **kwargs)
-    on_device = any(p.device.type in PLACE.names for p in ddp.module.parameters())
+    on_device = any(map(PLACE.has, ddp.module.parameters()))
     if on_device and ddp.mixed_precision is not None:
         ddp.reducer._push_all_rebuilt_params()
         if not ddp.reducer._rebuild_buckets():
@@ -148,6 +148,6 @@ def synchronized_norm(module: ModuleType) -> None:
     original = module.sync_batch_norm.apply
 
     def apply(x: torch.Tensor, *args: Any) -> torch.Tensor:
-        return (_normalize if x.device.type in PLACE.names else original)(x, *args)
+        return (_normalize if PLACE.has(x) else original)(x, *args)
 
     module.sync_batch_norm = SimpleNamespace(apply=apply)

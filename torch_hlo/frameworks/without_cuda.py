@@ -21,7 +21,7 @@ def clip(original, parameters, *args, **kwargs):
     """clip_grad_norm_: without gradients the norm is on the parameters' device too."""
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     norm = original(given, *args, **kwargs)
-    ours = norm.device.type == "cpu" and any(p.device.type in PLACE.names for p in given)
+    ours = norm.device.type == "cpu" and any(map(PLACE.has, given))
     return norm.to(PLACE.device) if ours else norm
 
 
@@ -42,5 +42,4 @@ def fastai_meta(original, tensor, source, as_copy=False):
 
 def fastai_cast(original, x, kind):
     """What fastai brought to the CPU keeps its class, but not that of the device."""
-    there = isinstance(x, torch.Tensor) and x.device.type in PLACE.names
-    return original(x, kind if there else meant(kind))
+    return original(x, kind if PLACE.has(x) else meant(kind))

@@ -79,7 +79,7 @@ class device(contextlib.nullcontext):
 
 class device_of(device):
     def __init__(self, obj: Tensor) -> None:
-        super().__init__(0 if obj.device.type in PLACE.names else None)
+        super().__init__(0 if PLACE.has(obj) else None)
 
 
 def get_device_name(device: Device = None) -> str:
@@ -239,16 +239,11 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 def memory_stats(device: Device = None) -> dict[str, int]:
     """Counts of bytes with torch.cuda's names."""
-    used, peak, reserved = (
-        memory_allocated(),
-        max_memory_allocated(),
-        memory_reserved(),
-    )
     return {
-        "allocated_bytes.all.current": used,
-        "allocated_bytes.all.peak": peak,
-        "reserved_bytes.all.current": reserved,
-        "reserved_bytes.all.peak": max(reserved, peak),
+        "allocated_bytes.all.current": memory_allocated(),
+        "allocated_bytes.all.peak": max_memory_allocated(),
+        "reserved_bytes.all.current": memory_reserved(),
+        "reserved_bytes.all.peak": max_memory_reserved(),
     }
 
 

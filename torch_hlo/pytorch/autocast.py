@@ -82,20 +82,11 @@ def as_on_the_cpu(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
 def _overloads(name: str) -> list[OpOverload]:
     packet = getattr(aten, name, None)
     found = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
-    return [
-        o
-        for o in found
-        if not any(a.alias_info and a.alias_info.is_write for a in o._schema.arguments)
-    ]
+    return [o for o in found if not (o._schema.is_mutable or _named(o))]
 
 
 def _eligible(x: object) -> bool:
-    return (
-        isinstance(x, torch.Tensor)
-        and x.device.type in PLACE.names
-        and x.is_floating_point()
-        and x.dtype != torch.float64
-    )
+    return PLACE.has(x) and x.is_floating_point() and x.dtype != torch.float64
 
 
 def _cast(value: object, dtype: torch.dtype) -> object:
@@ -147,9 +138,8 @@ def _float32(args: tuple) -> torch.dtype:
 
 
 def _widest(args: tuple) -> torch.dtype:
-    lower = torch.get_autocast_dtype(PLACE.name)
     flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,)) if _eligible(x)]
-    return torch.float32 if any(x.dtype == torch.float32 for x in flat) else lower
+    return torch.float32 if any(x.dtype == torch.float32 for x in flat) else _lower(args)
 
 
 def _float32_result(op: OpOverload) -> Callable:
@@ -194,11 +184,10 @@ def register(every: torch.library.Library, library: torch.library.Library) -> No
     for names, choose in ((LOWER, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             for op in _overloads(name):
-                if not _named(op):
-                    library.impl(_key(op), _casting(op, choose), key)
+                library.impl(_key(op), _casting(op, choose), key)
     for name in FLOAT32_RESULT:
         for op in _overloads(name):
-            if not _named(op) and any(a.name == "dtype" for a in op._schema.arguments):
+            if any(a.name == "dtype" for a in op._schema.arguments):
                 library.impl(_key(op), _float32_result(op), key)
     library.impl("binary_cross_entropy", _banned, key)
 

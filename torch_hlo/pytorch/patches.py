@@ -112,7 +112,7 @@ def _patch_inductor() -> None:
         original: Callable, self: object, graph: torch.fx.GraphModule, inputs: Sequence
     ) -> Callable:
         values = [n.meta.get("example_value") for n in graph.graph.nodes]
-        if not any(isinstance(v, torch.Tensor) and v.device.type in PLACE.names for v in values):
+        if not any(map(PLACE.has, values)):
             return original(self, graph, inputs)
         from torch._dynamo.backends.registry import lookup_backend
 
@@ -182,10 +182,7 @@ def _patch_backward(tensor_class: type) -> None:
         if flag is not None and any(getattr(root, "is_cuda", False) for root in roots):
             return on_cuda(original, roots, *args, **kwargs)
         if not threads_wanted() or not any(
-            type(root) is tensor_class
-            or isinstance(root, torch.Tensor)
-            and root.device.type in PLACE.names
-            for root in roots
+            type(root) is tensor_class or PLACE.has(root) for root in roots
         ):
             return original(roots, *args, **kwargs)
         set_threads(False)
@@ -261,7 +258,7 @@ def _changes_device(module: Module, fn: Callable) -> bool:
     try:
         with torch.no_grad():
             probe = fn(first.detach().new_empty(0))
-        return (probe.device.type in PLACE.names) != (first.device.type in PLACE.names)
+        return PLACE.has(probe) != PLACE.has(first)
     except Exception:
         return False
 

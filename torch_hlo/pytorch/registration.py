@@ -32,6 +32,10 @@ class Place:
         found = torch.accelerator.current_accelerator()
         return found is not None and found.type in self.names
 
+    def has(self, x: object) -> bool:
+        """Whether it is a tensor of the device."""
+        return isinstance(x, torch.Tensor) and x.device.type in self.names
+
 
 PLACE = Place()
 
