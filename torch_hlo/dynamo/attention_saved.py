@@ -110,10 +110,15 @@ def _recomputed(graph: fx.Graph, gradient: fx.Node) -> bool:
 def _through_views(x: fx.Node, path: list[fx.Node]) -> fx.Node:
     """What `x` is a view or conversion of, with the same last two dimensions; `path` gets the
     views."""
-    while x.target in _VIEWS and x.args[0].meta["val"].shape[-2:] == x.meta["val"].shape[-2:]:
+    while x.target in _VIEWS and _last(x.args[0]) == _last(x):
         path.append(x)
         x = x.args[0]
     return x
+
+
+def _last(x: fx.Node) -> torch.Size:
+    """The last two dimensions."""
+    return x.meta["val"].shape[-2:]
 
 
 def _scores(x: fx.Node, path: list[fx.Node]) -> bool:
@@ -125,10 +130,7 @@ def _scores(x: fx.Node, path: list[fx.Node]) -> bool:
     if x.target not in _SCORES:
         return False
     for operand in x.args[1:] if x.target is aten.where.self else x.args[:2]:
-        if (
-            isinstance(operand, fx.Node)
-            and operand.meta["val"].shape[-2:] == x.meta["val"].shape[-2:]
-        ):
+        if isinstance(operand, fx.Node) and _last(operand) == _last(x):
             mine: list[fx.Node] = []
             if _scores(operand, mine):
                 path += (x, *mine)
@@ -144,11 +146,7 @@ def _readers(x: fx.Node) -> list[fx.Node]:
 
 def _views(x: fx.Node) -> list[fx.Node]:
     """The views of `x` that have its last two dimensions."""
-    mine = [
-        u
-        for u in x.users
-        if u.target in _VIEWS and u.meta["val"].shape[-2:] == x.meta["val"].shape[-2:]
-    ]
+    mine = [u for u in x.users if u.target in _VIEWS and _last(u) == _last(x)]
     return [*mine, *(v for u in mine for v in _views(u))]
 
 

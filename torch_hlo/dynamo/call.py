@@ -343,7 +343,7 @@ class Caller:
             lies = f"{a}.is_contiguous()"
         else:
             strides = _strides(x.layout, self._logical_dims(x))
-            lies = f"{a}.stride() == ({''.join(f'{s}, ' for s in strides)})"
+            lies = f"{a}.stride() == {_tuple(strides)}"
         bits = f" and not {a}.is_conj() and not {a}.is_neg()" if x.lazy_bits else ""
         if x.source in targets or not self.place.reads_any:
             bits += f" and not {a}.data_ptr() % {self.place.alignment}"

@@ -265,17 +265,12 @@ def _writing_out(op: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
-def _pinv(args: tuple, kwargs: dict):
-    # Written with svd and matmul, but registered as a kernel of backends.
-    op = aten.linalg_pinv.atol_rtol_tensor
-    return handlers.nested(
-        partial(operators.call_kernel, op, Key.CompositeExplicitAutogradNonFunctional),
-        args,
-        kwargs,
-    )
-
-
-handlers.TABLE[aten.linalg_pinv.atol_rtol_tensor] = _pinv
+_pinv = aten.linalg_pinv.atol_rtol_tensor
+# Written with svd and matmul, but registered as a kernel of backends.
+handlers.TABLE[_pinv] = partial(
+    handlers.nested,
+    partial(operators.call_kernel, _pinv, Key.CompositeExplicitAutogradNonFunctional),
+)
 
 
 def _determinant(op: OpOverload, finish: Callable[..., Any]) -> None:

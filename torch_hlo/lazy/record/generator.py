@@ -8,6 +8,7 @@ does not recompile and the numbers do not depend on where steps are cut.
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -34,6 +35,7 @@ __all__ = [
 ]
 _CpuGenerator = torch.Generator
 _MASK = (1 << 64) - 1
+_STATE = "<QQ"  # seed, offset
 
 
 class HloGenerator(_CpuGenerator):
@@ -80,11 +82,8 @@ class HloGenerator(_CpuGenerator):
 
     def get_state(self) -> torch.Tensor:
         """uint8[16] on the CPU."""
-        words = [
-            self._seed.to_bytes(8, "little"),
-            self._offset.to_bytes(8, "little"),
-        ]
-        return torch.tensor(list(b"".join(words)), dtype=torch.uint8, device="cpu")
+        words = struct.pack(_STATE, self._seed, self._offset)
+        return torch.tensor(list(words), dtype=torch.uint8, device="cpu")
 
     def set_state(self, state: torch.Tensor) -> HloGenerator:
         """Inverse of get_state. Raises TypeError for another tensor."""
@@ -93,18 +92,13 @@ class HloGenerator(_CpuGenerator):
                 "an hlo generator state is a uint8 CPU tensor of 16 elements, not"
                 f" {state.dtype}{list(state.shape)}"
             )
-        data = bytes(state.tolist())
-        self._seed, self._offset = (
-            int.from_bytes(data[:8], "little"),
-            int.from_bytes(data[8:], "little"),
-        )
+        self._seed, self._offset = struct.unpack(_STATE, bytes(state.tolist()))
         return self
 
     def clone_state(self) -> HloGenerator:
         return HloGenerator().set_state(self.get_state())
 
-    def graphsafe_get_state(self) -> HloGenerator:
-        return self.clone_state()
+    graphsafe_get_state = clone_state
 
     def graphsafe_set_state(self, other: HloGenerator) -> HloGenerator:
         return self.set_state(other.get_state())

@@ -91,13 +91,11 @@ def _nansum(
 INFER: dict[OpOverload, Callable] = {
     aten.nansum.default: _nansum,
     aten._grouped_mm.default: _grouped_mm,
-    aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
-        metas.dense(x._meta)
-    ],
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
-    aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [
-        metas.dense(x._meta)
-    ],
+    **dict.fromkeys(
+        (aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default),
+        lambda grad, x, *rest, **options: [metas.dense(x._meta)],
+    ),
 }
 
 
