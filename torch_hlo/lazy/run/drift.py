@@ -29,7 +29,7 @@ from torch_hlo.lowering.core.registry import HLO_TO_TORCH, is_pointwise, is_rand
 from torch_hlo.pytorch.operators import HigherOrderOperator, decompositions
 
 from ..aten import dispatch
-from ..record import Array, Number, aten, fresh, meta as metas, session
+from ..record import Array, Number, aten, session
 from ..record.views import HOST_OPS
 from . import nan_checks
 from .fingerprint import collect
@@ -242,12 +242,7 @@ BY_OTHERS = {
 
 def _device(value: Out | Array) -> Tensor | None:
     """What the device has computed; None for an undefined result."""
-    shape = nan_checks.shape(value)
-    if shape is None:
-        return None
-    array = value.array if type(value) is Out else value
-    meta = metas.contiguous(shape.dims, HLO_TO_TORCH[shape.dtype])
-    return fresh(meta, value if array is None else array).cpu()
+    return None if nan_checks.shape(value) is None else nan_checks.computed(value).cpu()
 
 
 def _rounded(x: Tensor | None, shape: Shape | None) -> Tensor | None:

@@ -196,7 +196,7 @@ def _placement_difference(new: list, old: list) -> str:
 def _node_difference(where: str, new: tuple, old: tuple) -> str:
     if new[0] != old[0]:
         return f"{where}: was {_op(old)}"
-    names = _argument_names(OPS.get(new[0]))
+    names = argument_names(OPS.get(new[0]))
     for i, (a, b) in enumerate(zip_longest(new[1:], old[1:], fillvalue=_MISSING)):
         if a != b:
             name = names[i] if i < len(names) else f"argument {i}"
@@ -289,7 +289,7 @@ def _op(node_key: tuple) -> str:
     return str(OPS.get(node_key[0], "an op"))
 
 
-def _argument_names(op) -> list[str]:
+def argument_names(op) -> list[str]:
     schema = getattr(op, "_schema", None)
     return [a.name for a in schema.arguments] if schema is not None else []
 

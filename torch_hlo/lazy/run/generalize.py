@@ -32,6 +32,7 @@ from torch_hlo.lowering.core.registry import lifts
 from torch_hlo.pytorch.operators import OpOverload
 
 from ..record import Array, Number
+from .explain import argument_names
 from .fingerprint import Graph
 
 aten = torch.ops.aten
@@ -115,8 +116,7 @@ def _positions(graph: Graph) -> Iterator[tuple[Node | int, int, str]]:
         for d in range(leaf.shape.rank):
             yield i, d, "size"
     for key, node in zip(graph.node_keys, graph.nodes):
-        schema = getattr(node.target, "_schema", None)
-        names = [a.name for a in schema.arguments] if schema is not None else []
+        names = argument_names(node.target)
         for i, x in enumerate(key[1:]):
             if type(x) is tuple:
                 found: list[int] = []

@@ -69,7 +69,7 @@ class Step:
             results = [made[id(node), i] for i in range(len(node.outs)) if bad.get((id(node), i))]
             if results and not any(_has(x, bad, judge) for x in operands(node)):
                 for where, values in turns(node):
-                    kept = [*map(_make, values)]  # whatever is right is computed, too
+                    kept = [*map(computed, values)]  # whatever is right is computed, too
                     Step(values, where).check({what: judge})
                     del kept
                 before = self._infinity(node, made)
@@ -136,10 +136,11 @@ def _tensor(value: Value) -> HloTensor | None:
     form = shape(value)
     if form is None or not form.nbytes or not can_be_nan(HLO_TO_TORCH[form.dtype]):
         return None
-    return _make(value)
+    return computed(value)
 
 
-def _make(value: Value) -> HloTensor:
+def computed(value: Value) -> HloTensor:
+    """The tensor of a value."""
     form = shape(value)
     array = value.array if type(value) is Out else value
     meta = metas.contiguous(form.dims, HLO_TO_TORCH[form.dtype])
@@ -156,12 +157,12 @@ def turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
         return _applied(graph, given, turn_seed(*drawn, turn, stream) if drawn else 0)
 
     if what == "cond":
-        chosen = args[1 if _make(args[0]).item() else 2]
+        chosen = args[1 if computed(args[0]).item() else 2]
         yield f"in a branch of cond{_at(node)}", run(chosen, args[3], 0)
     elif what == "while_loop":
         test, body, state, more = args
         for turn in itertools.count(1):
-            if not _make(run(test, [*state, *more], turn - 1, 1)[0]).item():
+            if not computed(run(test, [*state, *more], turn - 1, 1)[0]).item():
                 return
             state = run(body, [*state, *more], turn - 1)
             yield f"in turn {turn} of while_loop{_at(node)}", state
@@ -170,14 +171,14 @@ def turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
         turns = range(shape(xs[0]).dims[0])
         for turn in reversed(turns) if any(reverse) else turns:
             at = torch.tensor([turn]).to(PLACE.device)  # one program for all turns
-            slices = [read(_make(x).index_select(0, at).squeeze(0)) for x in xs]
+            slices = [read(computed(x).index_select(0, at).squeeze(0)) for x in xs]
             results = run(body, [*state, *slices, *more], turn)
             yield f"in turn {turn + 1} of scan{_at(node)}", results
             state = results[: len(state)]
 
 
 def _number(value: Value | Number) -> int:
-    return int(value.value if type(value) is Number else _make(value).item())
+    return int(value.value if type(value) is Number else computed(value).item())
 
 
 def _applied(graph: FxGraph, given: Sequence[Value], seed: int) -> list[Value]:
