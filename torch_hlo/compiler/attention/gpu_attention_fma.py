@@ -53,7 +53,7 @@ class _Tiles(AttentionKernel):
         at = f.muladd(row, m.width, column)
         if m.width % EACH == 0:
             with f.when(f.icmp("slt", column, m.width)):
-                store_sums(f, m.dtype, "float", 4, self.packed(values), m.pointer, at)
+                store_sums(f, m.dtype, "float", 4, self.four.packed(values), m.pointer, at)
             return
         for i, v in enumerate(values):
             with f.when(f.icmp("slt", f.add(column, i), m.width)):
@@ -76,7 +76,9 @@ class _Tiles(AttentionKernel):
         for i in range(EACH):
             some = [values[r][i] for r in range(EACH)] if turned else values[i]
             major, minor = (self.x, self.y) if turned else (self.y, self.x)
-            self.four.store(self.packed(some), self.slot(name, self.f.add(major, i), minor), 16)
+            self.four.store(
+                self.four.packed(some), self.slot(name, self.f.add(major, i), minor), 16
+            )
 
     def _bring_turned(self, name: str, m: Matrix, first: Int, depth: Int) -> None:
         """64 rows of a slice of a matrix's columns, as [column][row]. Four threads read 64
@@ -84,7 +86,9 @@ class _Tiles(AttentionKernel):
         f = self.f
         piece = f.mul(f.rem("%kernel.t", SLICE // EACH), EACH)
         r = f.div("%kernel.t", SLICE // EACH)
-        for i, v in enumerate(self.unpacked(self.read(m, f.add(first, r), f.add(depth, piece)))):
+        for i, v in enumerate(
+            self.four.unpacked(self.read(m, f.add(first, r), f.add(depth, piece)))
+        ):
             f.store("float", v, self.slot(name, f.add(piece, i), r, rows=SLICE))
 
     def _bring_rows(
@@ -126,7 +130,7 @@ class _Tiles(AttentionKernel):
             sums = list(loop.vars)
             for i in range(SLICE):
                 left, right = (
-                    self.unpacked(self.four.load(self.slot(n, i, at, rows=SLICE), 16))
+                    self.four.unpacked(self.four.load(self.slot(n, i, at, rows=SLICE), 16))
                     for n, at in (("a", self.y), ("b", self.x))
                 )
                 sums = self._fma(left, right, sums)
@@ -146,12 +150,12 @@ class _Tiles(AttentionKernel):
             self.f.barrier()
             following = list(loop.vars)
             for i in range(SLICE):
-                left = self.unpacked(
+                left = self.four.unpacked(
                     self.four.load(self.slot(weights, f.add(loop.index, i), self.y), 16)
                 )
                 right = []
                 for v in range(vectors):
-                    right += self.unpacked(
+                    right += self.four.unpacked(
                         self.four.load(
                             self.slot("c", i, f.add(self.x, v * BLOCK), vectors * BLOCK, SLICE),
                             16,

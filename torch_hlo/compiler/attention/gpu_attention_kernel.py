@@ -185,17 +185,6 @@ class AttentionKernel:
             value = f.op(f"insertelement {self.four.type} {value}, float {one}, i64 {i}")
         return value
 
-    def packed(self, values: list[str]) -> str:
-        v = "poison"
-        for i, value in enumerate(values):
-            v = self.f.op(f"insertelement {self.four.type} {v}, float {value}, i64 {i}")
-        return v
-
-    def unpacked(self, vector: str) -> list[str]:
-        return [
-            self.f.op(f"extractelement {self.four.type} {vector}, i64 {i}") for i in range(EACH)
-        ]
-
     # -- rows and scores
     def across(
         self, combine: Callable[[str, str], str], values: list[str], threads: int
@@ -229,7 +218,7 @@ class AttentionKernel:
             column = f.muladd(lane, EACH, loop.index)
             following = []
             for row, total in zip(rows, loop.vars, strict=True):
-                p, q = (self.unpacked(self.read(m, row, column)) for m in (x, y))
+                p, q = (self.four.unpacked(self.read(m, row, column)) for m in (x, y))
                 for u, v in zip(p, q, strict=True):
                     total = t.fma(u, v, total)
                 following.append(total)

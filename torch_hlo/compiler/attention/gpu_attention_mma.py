@@ -255,12 +255,7 @@ class _Warps(AttentionKernel):
                         f.icmp("sge", column, at), f.icmp("slt", column, m.width)
                     )
                     with f.when(inside):
-                        v = "poison"
-                        for i in (0, 1):
-                            v = f.op(
-                                f"insertelement {pair.type} {v}, float {values[2 * half + i]},"
-                                f" i64 {i}"
-                            )
+                        v = pair.packed(values[2 * half : 2 * half + 2])
                         place = f.muladd(row, m.width, column)
                         store_sums(f, m.dtype, "float", 2, v, m.pointer, place)
 
@@ -339,7 +334,7 @@ class _Warps(AttentionKernel):
             row = f.add(first, 8 * n, self.t2)
             if whole:
                 both = pair.load(f.gep("float", m.pointer, row), 8)
-                found += [f.op(f"extractelement {pair.type} {both}, i64 {i}") for i in (0, 1)]
+                found += pair.unpacked(both)
             else:
                 found += [self.of_row(m, f.add(row, i)) for i in (0, 1)]
         return found

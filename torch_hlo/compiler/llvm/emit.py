@@ -425,6 +425,25 @@ class Typed:
             result = e.op(f"insertelement {self.type} {result}, {kind} {value}, i64 {i}")
         return result
 
+    def packed(self, values: Sequence[str]) -> str:
+        """The vector of one scalar per lane."""
+        if self.e.lanes == 1:
+            return values[0]
+        result = "poison"
+        for i, value in enumerate(values):
+            result = self.e.op(f"insertelement {self.type} {result}, {self.kind} {value}, i64 {i}")
+        return result
+
+    def lane(self, value: str, i: int) -> str:
+        """The scalar in lane `i`."""
+        if self.e.lanes == 1:
+            return value
+        return self.e.op(f"extractelement {self.type} {value}, i64 {i}")
+
+    def unpacked(self, value: str) -> list[str]:
+        """The scalars of all lanes."""
+        return [self.lane(value, i) for i in range(self.e.lanes)]
+
     # -- memory
     def load(self, pointer: str, align: int = 0, mask: str | None = None) -> str:
         """Consecutive elements; lanes that are off in `mask` are not read and are zero. `align`: in
@@ -457,8 +476,7 @@ class Typed:
         elif mask == _first_lane(self.e.lanes):
             # LLVM 22 makes a scalar store of this as well, but one of the type that the value had
             # before it was truncated.
-            first = self.e.op(f"extractelement {t} {value}, i64 0")
-            self.e.do(f"store {self.kind} {first}, ptr {pointer}, align {align}")
+            self.e.do(f"store {self.kind} {self.lane(value, 0)}, ptr {pointer}, align {align}")
         else:
             self.e.do(
                 f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, ptr {pointer},"

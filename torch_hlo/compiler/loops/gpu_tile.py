@@ -134,7 +134,6 @@ class TileKernel(Kernel):
         if key is None:
             return super()._load(pointer, storage, index)
         name = self._turned.setdefault(key, f"@SELF.tile{len(self._turned)}")
-        e = self.e
         kind = storage.memory
         scalar = self.level.scalar
         row = self._at(self._number)
@@ -147,12 +146,7 @@ class TileKernel(Kernel):
                     f" {storage.bytes}"
                 )
             )
-        if self.lanes == 1:
-            return parts[0]
-        value = "poison"
-        for i, part in enumerate(parts):
-            value = e.op(f"insertelement {e.type(kind)} {value}, {kind} {part}, i64 {i}")
-        return value
+        return self.e.typed(kind).packed(parts)
 
     def _key(self, pointer: str, storage: Storage, index: Index) -> tuple[str, str, Index] | None:
         """What identifies the tile that an access reads, None when it does not read across rows."""
@@ -200,11 +194,7 @@ class TileKernel(Kernel):
                 index = ix.combine((ix.of(actual.get(v, v)), c) for v, c in key.terms) + key.const
                 value = super()._load(pointer, storage, index)
                 for i in range(self.lanes):
-                    one = (
-                        scalar.op(f"extractelement {e.type(kind)} {value}, i64 {i}")
-                        if self.lanes > 1
-                        else value
-                    )
+                    one = e.typed(kind).lane(value, i)
                     row = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
                     scalar.do(
                         f"store {kind} {one}, ptr {self._slot(scalar, name, kind, place, row)},"

@@ -229,10 +229,7 @@ class _Scan:
                 [e.type(k) for k in self.kinds],
             )
             return [
-                [
-                    f.op(f"extractelement {e.type(k)} {v}, i64 {j}")
-                    for k, v in zip(self.kinds, vectors, strict=True)
-                ]
+                [e.typed(k).lane(v, j) for k, v in zip(self.kinds, vectors, strict=True)]
                 for j in range(EACH)
             ]
         found = []
@@ -253,12 +250,7 @@ class _Scan:
         if self._whole():
             with f.when(f.icmp("slt", at, end)):
                 for i, (t, kind) in enumerate(zip(self.types, self.kinds, strict=True)):
-                    vector = "poison"
-                    e = f.emit(EACH)
-                    for j, v in enumerate(values):
-                        vector = f.op(
-                            f"insertelement {e.type(kind)} {vector}, {kind} {v[i]}, i64 {j}"
-                        )
+                    vector = f.typed(kind, EACH).packed([v[i] for v in values])
                     store(
                         f,
                         t,

@@ -67,9 +67,7 @@ def element(
     value = load_real(f, dtype, pointer, at, lanes, align=storage.bytes * lanes)
     if storage.register != kind:
         value = scalar.single(scalar.convert(e, dtype, REGISTER_TYPE[kind], value))
-    if lanes == 1:
-        return [value]
-    return [f.op(f"extractelement {e.type(kind)} {value}, i64 {i}") for i in range(lanes)]
+    return e.typed(kind).unpacked(value)
 
 
 def lanes_of(p: Product, itemsize: int) -> int:

@@ -100,21 +100,15 @@ class Block:
                             row,
                             column,
                             lanes,
-                            self._vector(sums[r * width + c : r * width + c + lanes]),
+                            f.typed(self.kind, lanes).packed(
+                                sums[r * width + c : r * width + c + lanes]
+                            ),
                         )
 
     @staticmethod
     def _place(i: int) -> int:
         """The block's row (or column) that is a thread's i-th, less four times its number."""
         return i // QUAD * SIDE * QUAD + i % QUAD
-
-    def _vector(self, values: list[str]) -> str:
-        result = values[0] if len(values) == 1 else "poison"
-        for i, v in enumerate(values if len(values) > 1 else ()):
-            result = self.f.op(
-                f"insertelement <{len(values)} x {self.kind}> {result}, {self.kind} {v}, i64 {i}"
-            )
-        return result
 
     # -- slices
     def _places(self, o: Operand) -> list[tuple[Int, Int]]:
@@ -153,12 +147,8 @@ class Block:
         for (row, deep), values in zip(self._places(o), fetched, strict=True):
             if o.lanes > 1 and not o.along_k:
                 where = f.add(buffer, f.muladd(deep, self.pitch, row))
-                f.store(
-                    f"<{o.lanes} x {self.kind}>",
-                    self._vector(values),
-                    f.gep(self.kind, f"@SELF.{name}", where),
-                    16,
-                )
+                t = f.typed(self.kind, o.lanes)
+                t.store(t.packed(values), f.gep(self.kind, f"@SELF.{name}", where), 16)
                 continue
             for i, value in enumerate(values):
                 where = f.add(buffer, f.muladd(f.add(deep, i), self.pitch, row))
@@ -167,10 +157,9 @@ class Block:
     def _take(self, name: str, line: Int, thread: Int) -> list[str]:
         """A thread's rows (or columns) at one k."""
         f = self.f
-        vector = f"<{QUAD} x {self.kind}>"
+        t = f.typed(self.kind, QUAD)
         result = []
         for q in range(self.quads):
             where = f.add(f.muladd(thread, QUAD, line), q * SIDE * QUAD)
-            quad = f.load(vector, f.gep(self.kind, f"@SELF.{name}", where), 16)
-            result += [f.op(f"extractelement {vector} {quad}, i64 {i}") for i in range(QUAD)]
+            result += t.unpacked(t.load(f.gep(self.kind, f"@SELF.{name}", where), 16))
         return result

@@ -304,15 +304,10 @@ class Product:
         """The lane's neighbouring sums, as a vector."""
         f = self.f
         n = self.lanes
-        if n == 1:
-            return ptx.load_shared(f, [self.kind], address)[0]
         each = min(n, 4)
         values = [
             v
             for part in range(0, n, each)
             for v in ptx.load_shared(f, [self.kind] * each, self.w.add(address, 4 * part))
         ]
-        vector = "poison"
-        for i, v in enumerate(values):
-            vector = f.op(f"insertelement <{n} x {self.kind}> {vector}, {self.kind} {v}, i64 {i}")
-        return vector
+        return f.typed(self.kind, n).packed(values)

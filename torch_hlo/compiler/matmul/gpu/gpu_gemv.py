@@ -120,13 +120,6 @@ def _multiply(f: GpuWriter, kind: str, a: str, b: str, total: str) -> str:
     return t.fma(a, b, total) if t.is_float else t.add(t.mul(a, b), total)
 
 
-def _vector(f: GpuWriter, kind: str, values: list[str]) -> str:
-    result = values[0] if len(values) == 1 else "poison"
-    for i, v in enumerate(values if len(values) > 1 else ()):
-        result = f.op(f"insertelement <{len(values)} x {kind}> {result}, {kind} {v}, i64 {i}")
-    return result
-
-
 def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     lane = f.rem("%kernel.t", LANES)
     warp = f.div("%kernel.t", LANES)
@@ -168,7 +161,7 @@ def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
                         r,
                         f.add(first, c),
                         lanes,
-                        _vector(f, g.kind, sums[r * EACH + c : r * EACH + c + lanes]),
+                        f.typed(g.kind, lanes).packed(sums[r * EACH + c : r * EACH + c + lanes]),
                     )
     return exchange.declarations()
 
@@ -182,7 +175,7 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     base = f.add(at.b, f.select(ok, "i64", column, 0))
     sums = _column_sums(f, g, at, base, warp)
     width = LANES * g.lanes
-    kind = f"<{g.lanes} x {g.kind}>" if g.lanes > 1 else g.kind
+    vt = f.typed(g.kind, g.lanes)
 
     def slot(of_warp: Int, row: Int) -> str:
         return f.gep(
@@ -192,25 +185,21 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
         )
 
     for r in range(g.rows):
-        f.store(
-            kind,
-            _vector(f, g.kind, sums[r * g.lanes : (r + 1) * g.lanes]),
+        vt.store(
+            vt.packed(sums[r * g.lanes : (r + 1) * g.lanes]),
             slot(warp, r),
             4 * g.lanes,
         )
     f.barrier()
     with f.when(f.op(f"and i1 {f.icmp('slt', warp, g.rows)}, {ok}")):  # warp i folds row i
-        vt = f.typed(g.kind, g.lanes)
         total = vt.load(slot(0, warp), 4 * g.lanes)
         for other in range(1, WARPS):
             total = vt.add(total, vt.load(slot(other, warp), 4 * g.lanes))
-        parts = (
-            [f.op(f"extractelement {kind} {total}, i64 {i}") for i in range(g.lanes)]
-            if g.lanes > 1
-            else [total]
-        )
+        parts = vt.unpacked(total)
         for c in range(0, g.lanes, lanes):
-            store(warp, f.add(column, c), lanes, _vector(f, g.kind, parts[c : c + lanes]))
+            store(
+                warp, f.add(column, c), lanes, f.typed(g.kind, lanes).packed(parts[c : c + lanes])
+            )
     return (
         f"@SELF.sums = internal addrspace(3) global [{WARPS * g.rows * width} x {g.kind}] undef,"
         " align 16\n"
