@@ -125,7 +125,7 @@ class _Patches(Panel):
         """Where the window of an output position begins."""
         w = self.w
         return [
-            w.minus(w.mul(w.narrow(o), d.stride), fixed(d.pad_low))
+            w.sub(w.mul(w.narrow(o), d.stride), fixed(d.pad_low))
             for o, d in zip(where, self.image.window, strict=True)
         ]
 
@@ -133,7 +133,7 @@ class _Patches(Panel):
         """How far a position in the window is from its beginning."""
         w = self.w
         return [
-            w.mul(w.minus(fixed(d.size) - 1, t) if d.reversal else t, d.window_dilation)
+            w.mul(w.sub(fixed(d.size) - 1, t) if d.reversal else t, d.window_dilation)
             for t, d in zip(taps, self.image.window, strict=True)
         ]
 

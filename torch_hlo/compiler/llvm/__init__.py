@@ -8,6 +8,7 @@ from .emit import BITS, Emit, Typed, Unit, apart, in_turns, literal, transposed
 from .function import (
     Function,
     Int,
+    Integers,
     Loop,
     item_parameters,
     parameters,

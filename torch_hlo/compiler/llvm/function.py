@@ -54,7 +54,50 @@ class Loop:
         self.next: Sequence[Int] | None = None
 
 
-class Function:
+class Integers:
+    """Arithmetic on integers of the type `word`. Two Python ints are computed in Python."""
+
+    word = "i64"
+    op: Callable[[str], str]  # appends `%v = expression` and returns the name
+
+    def _arith(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
+        return (
+            fold(a, b)
+            if isinstance(a, int) and isinstance(b, int)
+            else self.op(f"{name} {self.word} {a}, {b}")
+        )
+
+    def add(self, a: Int, *others: Int) -> Int:
+        for b in others:
+            a = b if a == 0 else a if b == 0 else self._arith("add", operator.add, a, b)
+        return a
+
+    def sub(self, a: Int, b: Int) -> Int:
+        return a if b == 0 else self._arith("sub", operator.sub, a, b)
+
+    def mul(self, a: Int, b: Int) -> Int:
+        if a == 0 or b == 0:
+            return 0
+        return a if b == 1 else b if a == 1 else self._arith("mul", operator.mul, a, b)
+
+    def muladd(self, a: Int, b: Int, c: Int) -> Int:
+        """a * b + c"""
+        return self.add(self.mul(a, b), c)
+
+    def _extreme(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return fold(a, b)
+        word = self.word
+        return self.op(f"call {word} @llvm.{name}.{word}({word} {a}, {word} {b})")
+
+    def min(self, a: Int, b: Int) -> Int:
+        return self._extreme("smin", min, a, b)
+
+    def max(self, a: Int, b: Int) -> Int:
+        return self._extreme("smax", max, a, b)
+
+
+class Function(Integers):
     """An LLVM function under construction. `params` are (type, name) pairs, or their text as in
     `signature`, available as `%name`."""
 
@@ -115,37 +158,12 @@ class Function:
         self.do(f"br i1 {condition}, label %{then}, label %{other}")
 
     # -- integers (i64 unless said otherwise)
-    def _arith(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
-        return (
-            fold(a, b)
-            if isinstance(a, int) and isinstance(b, int)
-            else self.op(f"{name} i64 {a}, {b}")
-        )
-
-    def add(self, a: Int, *others: Int) -> Int:
-        for b in others:
-            a = b if a == 0 else a if b == 0 else self._arith("add", operator.add, a, b)
-        return a
-
-    def sub(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._arith("sub", operator.sub, a, b)
-
     def mul(self, a: Int, b: Int) -> Int:
-        if a == 0 or b == 0:
-            return 0
-        if a == 1:
-            return b
-        if b == 1:
-            return a
         if isinstance(a, int) and not isinstance(b, int):
             a, b = b, a
         if isinstance(b, int) and b > 1 and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"shl i64 {a}, {b.bit_length() - 1}")
-        return self._arith("mul", operator.mul, a, b)
-
-    def muladd(self, a: Int, b: Int, c: Int) -> Int:
-        """a * b + c"""
-        return self.add(self.mul(a, b), c)
+        return super().mul(a, b)
 
     def part(self, number: Int, size: Int, end: Int) -> tuple[Int, Int]:
         """[first, last) of a part of `size` elements, of which the last one stops at `end`."""
@@ -175,16 +193,6 @@ class Function:
 
     def round_up(self, a: Int, b: Int) -> Int:
         return self.mul(self.ceildiv(a, b), b)
-
-    def min(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int):
-            return min(a, b)
-        return self.op(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
-
-    def max(self, a: Int, b: Int) -> Int:
-        if isinstance(a, int) and isinstance(b, int):
-            return max(a, b)
-        return self.op(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
 
     def icmp(self, predicate: str, a: Int, b: Int, kind: str = "i64") -> str:
         return self.op(f"icmp {predicate} {kind} {a}, {b}")

@@ -177,7 +177,7 @@ def place(f: Writer, cut: Blocks, batch: int) -> Place:
     band = w.mul(across, BAND)
     top = w.mul(w.div(number, band), BAND)
     inside = w.rem(number, band)
-    height = w.min(w.minus(down, top), BAND)
+    height = w.min(w.sub(down, top), BAND)
     row = w.add(top, w.rem(inside, height))
     column = w.div(inside, height)
     offsets: list[Int] = [0, 0, 0]

@@ -197,7 +197,7 @@ class Panel:
     def _copy_async(self, to: Int, source: str, nbytes: Int) -> None:
         width = self.o.width
         for part in range(0, CHUNK, width):
-            n = nbytes if width == CHUNK else self.w.clamp(self.w.minus(nbytes, part), 0, width)
+            n = nbytes if width == CHUNK else self.w.clamp(self.w.sub(nbytes, part), 0, width)
             ptx.copy_async(self.f, width, self.w.add(to, part), self.f.gep("i8", source, part), n)
 
     def _copy(self, to: Int, source: str, nbytes: Int) -> None:

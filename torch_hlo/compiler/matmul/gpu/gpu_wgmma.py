@@ -95,7 +95,7 @@ class CopyEngine(Copies):
         """Address of the barrier of the stage at `slot`."""
         w = self.w
         return w.muladd(
-            w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8, self.barriers
+            w.div(w.sub(slot, self.shared), self.product.tile.slice_bytes), 8, self.barriers
         )
 
     def wait(self, now: Int, pending: int, state: Sequence[Int]) -> None:
