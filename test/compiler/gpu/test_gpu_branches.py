@@ -2,7 +2,7 @@
 
 import random
 
-from torch_hlo.compiler.gpu.branches import Branches, Span
+from torch_hlo.compiler.gpu.branches import LIMIT, Branches, Span
 from torch_hlo.hlo.ir.dim import symbol
 
 
@@ -73,4 +73,4 @@ def test_every_dependency_is_kept():
                     assert earlier in before, f"step {step} must come after {earlier}"
             steps.append((reads, writes))
             ends[branch] = step
-        assert branches.count <= branches.limit
+        assert branches.count <= LIMIT

@@ -21,7 +21,7 @@ from ..matmul.amx_kernels import BLOCK, element, tiles
 from ..matmul.gemm_amx import AmxGemm
 from ..matmul.tile import Tile
 from .attention import Attention
-from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
+from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of
 
 ROWS, CAUSAL_ROWS = 256, 96  # query rows of a block, at most
 COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
@@ -332,10 +332,6 @@ class Forward(_Tiles):
 
 class Backward(_Tiles):
     """Items: heads."""
-
-    @classmethod
-    def items(cls, a: Attention[Size], t: Tile) -> tuple[Size, Size]:
-        return items_of_heads(a), a.rows
 
     def item(self, item: Int) -> None:
         self.tiles = self.tile(), self.tile()

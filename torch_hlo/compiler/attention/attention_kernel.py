@@ -117,15 +117,6 @@ def sizes_of(a: Attention[Size], arrays: Arrays) -> list[Dim]:
     return list(dict.fromkeys((*symbolic_sizes(a), *arrays.sizes)))
 
 
-def items_of_heads(a: Attention[Size]) -> Size:
-    """Items of a backward, see `heads_of`."""
-    return (
-        a.heads // a.group
-        if not a.bias_gradient
-        else numbers.prod(n for n, kept in a.bias_gradient if kept)
-    )
-
-
 class AttentionKernel:
     """A kernel under construction. `f` is the function of parallel items: its pointers are the
     operands x0, x1, … and the results by name."""
@@ -157,8 +148,13 @@ class AttentionKernel:
 
     @classmethod
     def items(cls, a: Attention[Size], t: Tile) -> tuple[Size, Size]:
-        """How many items there are, and the query rows of each."""
-        raise NotImplementedError
+        """(Items, query rows of one). By default those of a backward, see `heads_of`."""
+        items = (
+            a.heads // a.group
+            if not a.bias_gradient
+            else numbers.prod(n for n, kept in a.bias_gradient if kept)
+        )
+        return items, a.rows
 
     def item(self, item: Int) -> None:
         raise NotImplementedError

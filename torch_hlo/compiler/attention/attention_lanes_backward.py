@@ -6,13 +6,11 @@ from __future__ import annotations
 from functools import partial
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import ceildiv
 
 from ..codegen import Writer, load_real
 from ..llvm import Int, math
-from ..matmul.tile import Tile
-from .attention import Attention
-from .attention_kernel import LOG2E, items_of_heads
+from .attention_kernel import LOG2E
 from .attention_lanes import nothing
 from .attention_lanes_scores import LaneScores
 from .attention_term import FLOAT_MAX
@@ -37,10 +35,6 @@ class _Part:
 
 class Backward(LaneScores):
     """Items: heads."""
-
-    @classmethod
-    def items(cls, a: Attention[Size], t: Tile) -> tuple[Size, Size]:
-        return items_of_heads(a), a.rows
 
     def item(self, item: Int) -> None:
         f = self.f

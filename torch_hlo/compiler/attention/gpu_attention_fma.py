@@ -93,13 +93,12 @@ class _Tiles(AttentionKernel):
 
     def _bring_rows(
         self,
-        name: str,
         m: Matrix,
         first: Int,
         column: Int,
         vectors: int,
     ) -> None:
-        """16 rows of a matrix, 64 * vectors columns from `column` on, as [row][column]."""
+        """16 rows of a matrix, 64 * vectors columns from `column` on, as tile c, [row][column]."""
         f = self.f
         width = BLOCK * vectors
         for part in range(vectors):
@@ -108,7 +107,7 @@ class _Tiles(AttentionKernel):
             c = f.mul(f.rem(number, width // EACH), EACH)
             self.four.store(
                 self.read(m, f.add(first, r), f.add(column, c)),
-                self.slot(name, r, c, width, SLICE),
+                self.slot("c", r, c, width, SLICE),
                 16,
             )
 
@@ -146,7 +145,7 @@ class _Tiles(AttentionKernel):
         f = self.f
         vectors = len(sums) // (EACH * EACH)
         with f.loop(0, BLOCK, SLICE, [("float", s) for s in sums]) as loop:
-            self._bring_rows("c", m, f.add(first, loop.index), column, vectors)
+            self._bring_rows(m, f.add(first, loop.index), column, vectors)
             self.f.barrier()
             following = list(loop.vars)
             for i in range(SLICE):
@@ -305,16 +304,13 @@ class _Backward(_Tiles):
 
 class QueryGradient(_Backward):
     part = "dq"
-    inputs = ("grad", "q", "k", "v", "out", "lse")
     outputs = ("dq", "deltas")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         f = self.f
         a = self.a
         lse = self.of_rows(self.lse, first)
-        deltas = self.row_products(
-            self.grad, self.out, self.rows(first), f.rem("%kernel.t", SIDE), SIDE
-        )
+        deltas = self.row_products(self.rows(first), f.rem("%kernel.t", SIDE), SIDE)
         self.store_rows(self.deltas, first, deltas, f.icmp("eq", at, 0))
         with f.loop(0, self.last_column(first), BLOCK, self.accumulators(a.size)) as loop:
             _, ds = self.gradients(head, first, loop.index, lse, deltas)
@@ -325,7 +321,6 @@ class QueryGradient(_Backward):
 
 class KeyGradient(_Backward):
     part = "dkv"
-    inputs = ("grad", "q", "k", "v", "out", "lse")
     outputs = ("deltas", "dk", "dv")
 
     def item(self, head: Int, first: Int, at: Int) -> None:

@@ -49,7 +49,7 @@ class AttentionKernel:
 
     part = ""
     threads = 0
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ("grad", "q", "k", "v", "out", "lse")  # of gradients
     outputs: tuple[str, ...] = ()
     # what `enter` gives to those that are inputs or outputs
     q: Matrix
@@ -207,18 +207,20 @@ class AttentionKernel:
             ["float"],
         )[0]
 
-    def row_products(
-        self, x: Matrix, y: Matrix, rows: list[Int], lane: Int, threads: int
-    ) -> list[str]:
-        """Inner products of rows of two matrices, by `threads` neighbouring threads; `lane` is the
-        number of this one."""
+    def row_products(self, rows: list[Int], lane: Int, threads: int) -> list[str]:
+        """Inner products of rows of the output and its gradient, by `threads` neighbouring threads;
+        `lane` is the number of this one."""
         f = self.f
         t = self.one
-        with f.loop(0, x.width, EACH * threads, [("float", t.const(0))] * len(rows)) as loop:
+        with f.loop(
+            0, self.grad.width, EACH * threads, [("float", t.const(0))] * len(rows)
+        ) as loop:
             column = f.muladd(lane, EACH, loop.index)
             following = []
             for row, total in zip(rows, loop.vars, strict=True):
-                p, q = (self.four.unpacked(self.read(m, row, column)) for m in (x, y))
+                p, q = (
+                    self.four.unpacked(self.read(m, row, column)) for m in (self.grad, self.out)
+                )
                 for u, v in zip(p, q, strict=True):
                     total = t.fma(u, v, total)
                 following.append(total)

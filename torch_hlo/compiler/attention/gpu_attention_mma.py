@@ -300,14 +300,14 @@ class _Warps(AttentionKernel):
         )
         return _fours(values)
 
-    def partial(self, first_row: Int, first_column: Int, columns: int) -> str:
+    def partial(self, first_row: Int, first_column: Int) -> str:
         """Whether the mask hides something of a block whose rows begin at `first_row`."""
         f = self.f
-        found = f.icmp("sgt", f.add(first_column, columns), self.a.columns)
+        found = f.icmp("sgt", f.add(first_column, BLOCK), self.a.columns)
         return (
             f.op(
                 f"or i1 {found},"
-                f" {f.icmp('sge', f.add(first_column, columns - 1), f.add(first_row, 1))}"
+                f" {f.icmp('sge', f.add(first_column, BLOCK - 1), f.add(first_row, 1))}"
             )
             if self.a.causal
             else found
@@ -386,7 +386,7 @@ class Forward(_Warps):
             s = self.scaled(
                 s,
                 head,
-                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
+                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index),
                 lambda n, i: (
                     rows[i // 2],
                     f.add(loop.index, 8 * n + i % 2, self.t2),
@@ -451,7 +451,6 @@ class Forward(_Warps):
 
 class QueryGradient(_Warps):
     part = "dq"
-    inputs = ("grad", "q", "k", "v", "out", "lse")
     outputs = ("dq", "deltas")
 
     @classmethod
@@ -479,9 +478,7 @@ class QueryGradient(_Warps):
         self.commit()
         rows = self.two_rows(first)
         shifts = [t.mul(self.of_row(self.lse, row), -LOG2E) for row in rows]
-        deltas = self.row_products(
-            self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
-        )
+        deltas = self.row_products(rows, self.w.wide(self.w.rem(self.lane, 4)), 4)
         self.store_rows(self.deltas, first, deltas, f.icmp("eq", at, 0))
         of_q = self.lefts(q)
         of_grad = self.lefts(grad)
@@ -495,7 +492,7 @@ class QueryGradient(_Warps):
             s = self.scaled(
                 self.products(of_q, k),
                 head,
-                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
+                self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index),
                 lambda n, i: (
                     rows[i // 2],
                     f.add(loop.index, 8 * n + i % 2, self.t2),
@@ -517,7 +514,6 @@ class KeyGradient(_Warps):
     """Warps have rows of keys and values, so scores are turned: their columns are query rows."""
 
     part = "dkv"
-    inputs = ("grad", "q", "k", "v", "out", "lse")
     outputs = ("deltas", "dk", "dv")
 
     @classmethod
@@ -563,7 +559,7 @@ class KeyGradient(_Warps):
             s = self.scaled(
                 self.products(of_k, q),
                 head,
-                self.partial(loop.index, first, BLOCK),
+                self.partial(loop.index, first),
                 lambda n, i: (rows[2 * n + i % 2], columns[i // 2]),
                 lambda n, i: shifts[2 * n + i % 2],
             )

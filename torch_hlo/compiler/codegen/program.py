@@ -222,11 +222,11 @@ class Program:
                 place.offset + place.nbytes,
             )
 
-    def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
+    def scratch(self, nbytes: Size) -> Place:
         """Arena memory that is valid until the end of the current step (also inside computations
         that the step calls): of what holds no array meanwhile, if it is much, else behind all
         arrays."""
-        return self._within(nbytes, align) or self._allocate(nbytes, align)
+        return self._within(nbytes) or self._allocate(nbytes)
 
     @property
     def is_apart(self) -> bool:
@@ -635,7 +635,7 @@ class Program:
     def reserve(self, nbytes: Size) -> Place:
         """Memory for the buffers of a computation. It stays reserved until the calling step
         ends."""
-        return self._allocate(nbytes, ALIGNMENT)
+        return self._allocate(nbytes)
 
     def _find(self, x: Instruction) -> Places:
         if x.op == "get-tuple-element":
@@ -653,19 +653,18 @@ class Program:
         """Scratch memory for a value: a Place, or tuples of Places."""
         if shape.is_tuple:
             return tuple(self.allocate_shape(e) for e in shape.elements)
-        return self._allocate(shape.nbytes, ALIGNMENT)
+        return self._allocate(shape.nbytes)
 
-    def _allocate(self, nbytes: Size, align: int) -> Place:
+    def _allocate(self, nbytes: Size) -> Place:
         if self._locals:
             nbytes = substitute(nbytes, {name: limit for name, (_, limit) in self._locals.items()})
-        align = max(align, ALIGNMENT)
-        start = (self._top + (align - 1)) // align * align if align > ALIGNMENT else self._top
+        start = self._top
         end = start + (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
         self._top = end
         self._arena = dim_max(self._arena, end)
         return Place(self._memory, start, nbytes)
 
-    def _within(self, nbytes: Size, align: int) -> Place | None:
+    def _within(self, nbytes: Size) -> Place | None:
         """A place for scratch memory among the arrays, in the smallest gap; None where there is
         none, for what is small or of unknown size, and for steps that run beside others."""
         if (
@@ -677,16 +676,15 @@ class Program:
             return None
         if self._gaps is None:
             self._gaps = self._step_gaps()
-        align = max(align, ALIGNMENT)
         fits = [
             (high - low, low, high)
             for low, high in self._gaps
-            if round_up(low, align) + nbytes <= high
+            if round_up(low, ALIGNMENT) + nbytes <= high
         ]
         if not fits:
             return None
         _, low, high = min(fits)
-        start = round_up(low, align)
+        start = round_up(low, ALIGNMENT)
         self._gaps.remove((low, high))
         self._gaps.append((round_up(start + nbytes, ALIGNMENT), high))
         return Place(ARENA, start, nbytes)

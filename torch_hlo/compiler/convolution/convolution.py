@@ -21,7 +21,6 @@ from torch_hlo.hlo.ir import (
     build,
     ceildiv,
     instr,
-    parameters_of,
     replace,
 )
 
@@ -33,6 +32,7 @@ from ..matmul.dot import (
     arguments_of,
     emit_apart,
     emit_tree,
+    narrow,
     parts_of_output,
 )
 from ..matmul.dot_task import Finish
@@ -86,8 +86,7 @@ def convolution(program: Program, x: Instruction) -> None:
     if any(o.size == 0 for o in x.operands):
         return emit_tree(program, build.full(0, x.dtype, x.dims), (), x)
     if is_amx(program, x):
-        params = parameters_of(o.shape for o in x.operands)
-        return emit_output(program, x, Computation("sums", params, replace(x, params, x.shape)))
+        return emit_output(program, x, narrow(x))
     if is_amx_gradient(program, x):
         return emit_amx_gradient(program, x)
     if (

@@ -21,8 +21,7 @@ LIMIT = 4  # branches: kernels of models seldom leave room on the device for mor
 class Branches:
     """Places the steps of a program, one after the other."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         # word -> (span, step, whether it writes) that later steps may depend on
         self._uses: dict[int, list[tuple[Span, int, bool]]] = {}
         self._branch: list[int] = []  # of each step
@@ -69,8 +68,8 @@ class Branches:
         ends = [b for b, s in enumerate(self._last) if s in needed]
         if ends:
             return max(ends, key=self._last.__getitem__)
-        if len(self._last) < self.limit:
+        if len(self._last) < LIMIT:
             self._last.append(-1)
             self._known.append({})
             return len(self._last) - 1
-        return min(range(self.limit), key=self._last.__getitem__)
+        return min(range(LIMIT), key=self._last.__getitem__)

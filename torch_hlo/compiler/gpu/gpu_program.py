@@ -197,8 +197,8 @@ class GpuProgram(Program):
             self._host("branch", f"i64 {branch}", f"i64 {sum(1 << b for b in waits)}")
             lines += tail
 
-    def _allocate(self, nbytes: Size, align: int) -> Place:
-        place = super()._allocate(nbytes, align)
+    def _allocate(self, nbytes: Size) -> Place:
+        place = super()._allocate(nbytes)
         if self._depth:
             self._written += self.spans(place)
         return place

@@ -271,10 +271,10 @@ def wait_units(f: Function, pending: int) -> None:
 
 
 # -- Hopper's copy engine (cp.async.bulk.tensor) and the barriers it arrives at (mbarrier)
-def initialize_barrier(f: Function, address: Int, count: int) -> None:
-    """A barrier (8 bytes of shared memory) whose phases end when `count` arrivals and all bytes
+def initialize_barrier(f: Function, address: Int) -> None:
+    """A barrier (8 bytes of shared memory) whose phases end when one arrival and all bytes
     expected have come. One thread; then `fence_barriers` and a barrier of the group."""
-    assembly(f, f"mbarrier.init.shared::cta.b64 [$0], {count};", (), [("i32", address)])
+    assembly(f, "mbarrier.init.shared::cta.b64 [$0], 1;", (), [("i32", address)])
 
 
 def fence_barriers(f: Function) -> None:

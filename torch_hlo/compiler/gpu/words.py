@@ -32,9 +32,6 @@ class Words(Integers):
     def xor(self, a: Int, b: Int) -> Int:
         return a if b == 0 else b if a == 0 else self._arith("xor", operator.xor, a, b)
 
-    def clamp(self, a: Int, low: int, high: int) -> Int:
-        return self.min(self.max(a, low), high)
-
     def where(self, condition: str, a: Int, b: Int) -> Int:
         return (
             a
@@ -59,6 +56,6 @@ class Words(Integers):
         """The i64 of a non-negative number."""
         return a if isinstance(a, int) else self.op(f"zext i32 {a} to i64")
 
-    def saturate(self, a: Int, low: int, high: int) -> Int:
-        """An i64 clamped to a small range, as an i32."""
-        return self.narrow(self.f.max(self.f.min(a, high), low))
+    def saturate(self, a: Int, high: int) -> Int:
+        """An i64 clamped to a small range from 0, as an i32."""
+        return self.narrow(self.f.max(self.f.min(a, high), 0))

@@ -38,18 +38,8 @@ LU = '{"linalg":"lu"}'
 QR = '{"linalg":"qr"}'
 
 
-def is_lu(x: Instruction) -> bool:
-    """Whether a call or fusion says that it is an LU factorization."""
-    return bool(x.get("backend_config") == LU)
-
-
-def is_qr(x: Instruction) -> bool:
-    """The same for QR."""
-    return bool(x.get("backend_config") == QR)
-
-
 def _fused(out: Instruction) -> Instruction | None:
-    if not (is_lu(out) or is_qr(out)) or out.operand.dtype not in ("f32", "f64"):
+    if out.get("backend_config") not in (LU, QR) or out.operand.dtype not in ("f32", "f64"):
         return None
     return kernel_of(out)
 

@@ -49,16 +49,12 @@ def _merge_sums(root: Instruction) -> Instruction:
         if (
             x.op == "add"
             and x.kind == "f"
-            and not (len(reads[x]) == 1 and _continues(reads[x][0], x))
+            and not (len(reads[x]) == 1 and (y := reads[x][0]).op == "add" and y.shape == x.shape)
         ):
             merged = _merged(list(_terms(x, reads)), reads)
             if merged is not None:
                 found[x] = merged
     return substituted(root, found)
-
-
-def _continues(user: Instruction, x: Instruction) -> bool:
-    return user.op == "add" and user.shape == x.shape
 
 
 def _terms(x: Instruction, reads: Users) -> Iterator[Instruction]:

@@ -266,10 +266,6 @@ def swapped(p: Product) -> Product:
     )
 
 
-def _zeros(x: Instruction) -> Instruction:
-    return build.full(0, x.dtype, x.dims)
-
-
 def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruction:
     return replace(x, operands, x.shape.with_dtype(dtype))
 
@@ -307,4 +303,4 @@ def rewritten(x: Instruction) -> Instruction | None:
             dtype,
             [o if (o.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands],
         )
-    return _zeros(x) if the_product(x).k == 0 else None
+    return build.full(0, x.dtype, x.dims) if the_product(x).k == 0 else None

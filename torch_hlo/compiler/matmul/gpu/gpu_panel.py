@@ -160,7 +160,7 @@ class Panel:
             # (slab, k) from the first copy
             self.places = [divmod(i * self.step, o.depth) for i in range(self.copies)]
             widths = {
-                s: w.saturate(f.sub(left, s * LINE), 0, CHUNK)
+                s: w.saturate(f.sub(left, s * LINE), CHUNK)
                 for s in dict.fromkeys(s for s, _ in self.places)
             }
             self.widths = [widths[s] for s, _ in self.places]
@@ -181,7 +181,7 @@ class Panel:
         to = w.add(to, self.to)
         left = f.sub(self.k, k)
         if o.along_k:
-            inside = w.saturate(f.sub(f.mul(left, o.unit.itemsize), self.chunk), 0, CHUNK)
+            inside = w.saturate(f.sub(f.mul(left, o.unit.itemsize), self.chunk), CHUNK)
             valid = [w.where(ok, inside, 0) for ok in self.ok]
         else:
             deep = f.sub(left, self.line)
@@ -196,9 +196,10 @@ class Panel:
 
     def _copy_async(self, to: Int, source: str, nbytes: Int) -> None:
         width = self.o.width
+        w = self.w
         for part in range(0, CHUNK, width):
-            n = nbytes if width == CHUNK else self.w.clamp(self.w.sub(nbytes, part), 0, width)
-            ptx.copy_async(self.f, width, self.w.add(to, part), self.f.gep("i8", source, part), n)
+            n = nbytes if width == CHUNK else w.min(w.max(w.sub(nbytes, part), 0), width)
+            ptx.copy_async(self.f, width, w.add(to, part), self.f.gep("i8", source, part), n)
 
     def _copy(self, to: Int, source: str, nbytes: Int) -> None:
         """A chunk whose elements are not aligned to 4 bytes, one by one; those outside are read

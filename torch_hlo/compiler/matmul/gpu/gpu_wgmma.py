@@ -62,7 +62,7 @@ class CopyEngine(Copies):
         self.state = [("i32", "0")]  # parity of the phase that the stages are in
         with f.when(self.asks):
             for stage in range(t.stages):
-                ptx.initialize_barrier(f, w.add(self.barriers, 8 * stage), 1)
+                ptx.initialize_barrier(f, w.add(self.barriers, 8 * stage))
             ptx.fence_barriers(f)
         f.barrier()
 
