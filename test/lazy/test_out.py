@@ -175,3 +175,10 @@ def test_the_cpu_judges_a_result_among_the_operands_once(monkeypatch):
     assert_same(run)
     run("hlo")
     assert len(asked) == 1
+
+
+def test_complex_numbers_between_0_and_1():
+    x = torch.rand(3, 400, dtype=torch.complex64, device="hlo")
+    for drawn in (x, torch.rand_like(x), torch.rand(3, 400, out=torch.empty_like(x))):
+        parts = torch.view_as_real(drawn).cpu()
+        assert parts.min() >= 0 and parts.max() < 1 and 0.45 < parts.mean() < 0.55

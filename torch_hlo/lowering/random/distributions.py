@@ -103,6 +103,8 @@ def rand(
     **kwargs: Any,
 ) -> Instruction:
     shape = expected()
+    if shape.kind == "c":
+        return uniform_(args[0], key=key)
     return finish(uniform(shape.dims, shape.dtype, key))
 
 
