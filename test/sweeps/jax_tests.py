@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
-from collections import Counter
 from pathlib import Path
 
-from test.sweeps import counted
+from test.sweeps import Score, counted
 
 GOAL = 0.97
 FILES = (
@@ -28,7 +26,6 @@ FILES = (
     " fft_test dtypes_test scipy_stats_test scipy_signal_test image_test jet_test ode_test"
     " sparse_bcoo_bcsr_test pjit_test shard_map_test"
 ).split()
-NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e[+-]?\d+)?|\[[^\]]*\]|'[^']*'")
 
 
 def environment(platform: str, cases: int, devices: int) -> dict[str, str]:
@@ -117,27 +114,14 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=300)
     parser.add_argument("--verbose", action="store_true", help="name the tests that fail")
     options = parser.parse_args()
-    reasons: Counter[str] = Counter()
-    passed = wanted = 0
+    score = Score(options.verbose)
     for file in counted("tests of JAX", options.file or FILES):
         tests = Tests(options, file)
         names = tests.names()
         theirs, ours = (tests.results(p, names) for p in ("cpu", "hlo"))
-        both = {name: ours.get(name, "did not end") for name, m in theirs.items() if m == ""}
-        good = sum(m in ("", "skipped") for m in both.values())
-        skipped = sum(m == "skipped" for m in both.values())
-        passed, wanted = passed + good - skipped, wanted + len(both) - skipped
-        share = (good - skipped) / max(len(both) - skipped, 1)
-        print(f"{file}: {good - skipped} of {len(both) - skipped} = {share:.1%}", flush=True)
-        for name, message in both.items():
-            if message not in ("", "skipped"):
-                reasons[NUMBERS.sub("#", message)[:160]] += 1
-                if options.verbose:
-                    print(f"  {name}: {message[:300]}")
-    for reason, count in reasons.most_common(30):
-        print(f"{count:5} {reason}")
-    print(f"all: {passed} of {wanted} = {passed / max(wanted, 1):.1%}")
-    return 0 if passed >= GOAL * wanted else 1
+        passing = [name for name, why in theirs.items() if why == ""]
+        score.add(file, {name: ours.get(name, "did not end") for name in passing})
+    return 0 if score.report() >= GOAL else 1
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
-from collections import Counter
 from pathlib import Path
 
-from test.sweeps import counted
-from test.sweeps.jax_tests import NUMBERS, message
+from test.sweeps import Score, counted
+from test.sweeps.jax_tests import message
 
 FILES = (
     "test_indexing test_view_ops test_shape_ops test_sort_and_select test_type_promotion"
@@ -101,26 +100,13 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=100, help="seconds for a test")
     parser.add_argument("--verbose", action="store_true", help="name the tests that fail")
     options = parser.parse_args()
-    reasons: Counter[str] = Counter()
-    passed = wanted = 0
+    score = Score(options.verbose)
     for file in counted("tests of PyTorch", options.file or FILES):
         both = pairs(options, file)
         found = results(options, [*both, *both.values()])
-        ours = {
-            n: found.get(key(n), "did not end") for n, o in both.items() if not found.get(key(o))
-        }
-        ours = {n: why for n, why in ours.items() if why != "skipped"}
-        good = sum(why == "" for why in ours.values())
-        passed, wanted = passed + good, wanted + len(ours)
-        print(f"{file}: {good} of {len(ours)} = {good / max(len(ours), 1):.1%}", flush=True)
-        for name, why in ours.items():
-            if why:
-                reasons[NUMBERS.sub("#", why)[:160]] += 1
-                if options.verbose:
-                    print(f"  {name}: {why[:300]}")
-    for reason, count in reasons.most_common(30):
-        print(f"{count:5} {reason}")
-    print(f"all: {passed} of {wanted} = {passed / max(wanted, 1):.1%}")
+        passing = [n for n, other in both.items() if found.get(key(other)) == ""]
+        score.add(file, {n: found.get(key(n), "did not end") for n in passing})
+    score.report()
     return 0
 
 

@@ -10,7 +10,7 @@ import torch
 
 from torch_hlo.pytorch.operators import OpOverload
 
-from ..record import Handler, HloTensor, aten, call, conditions, handles, recording
+from ..record import Handler, HloTensor, aten, call, checks, conditions, handles, recording
 from ..record.meta import numel
 
 
@@ -72,8 +72,12 @@ for _op, _position, _wrong, _computed in (
 @handles(aten.bernoulli.out)
 def bernoulli_out(args: tuple, kwargs: dict) -> torch.Tensor:
     """As PyTorch does it: in place, so `out` may have any dtype."""
-    out = call(aten.resize_.default, kwargs["out"], list(args[0].shape))
-    return call(aten.bernoulli_.Tensor, out, *args, generator=kwargs.get("generator"))
+    out = kwargs["out"]
+    if type(out) is not HloTensor:
+        checks.admit_target(out, args)
+    p = checks.admit(args[0])
+    call(aten.resize_.default, out, list(p.shape))
+    return call(aten.bernoulli_.Tensor, out, p, generator=kwargs.get("generator"))
 
 
 _WHOLE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
